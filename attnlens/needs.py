@@ -1,0 +1,136 @@
+"""What an analysis may ask for: the words of ``Analysis.requires``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attnlens.activations import ACTIVATIONS, nearest
+from attnlens.errors import NeedError
+
+Kind = Literal["activation", "statistic", "weights", "model", "analysis", "twin"]
+
+#: Names of the built-in statistics (their classes live in :mod:`attnlens.statistics`).
+BUILTIN_STATISTICS = frozenset(
+    {f"pattern.{s}" for s in ("entropy", "entropy_share", "max", "received", "by_offset")}
+    | {f"{x}.{s}" for x in ("q", "k", "v", "z") for s in ("mean", "second_moment")}
+)
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that an analysis asks for.
+
+    Attributes
+    ----------
+    kind : {"activation", "statistic", "weights", "model", "analysis", "twin"}
+    name : str
+        The activation's, statistic's or analysis's name; the kind's own name otherwise.
+    corpus : str or None
+        Another corpus than the run's, as in ``"pattern@repeated-random"``.
+    """
+
+    kind: Kind
+    name: str
+    corpus: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, statistics: Collection[str] = ()) -> Need:
+        """Read one item of ``requires``.
+
+        Parameters
+        ----------
+        text : str
+            For example ``"pattern"``, ``"pattern.entropy@repeated-random"``, ``"analysis:cp"``.
+        statistics : collection of str
+            Names of the statistics that the analysis brings itself.
+
+        Raises
+        ------
+        NeedError
+            If nothing of that name exists; the message names the nearest.
+        """
+        name, _, corpus = text.partition("@")
+        if name in ("weights", "model", "twin"):
+            return cls(name, name, corpus or None)  # type: ignore[arg-type]
+        if name.startswith("analysis:"):
+            return cls("analysis", name.removeprefix("analysis:"), None)
+        if name in ACTIVATIONS:
+            return cls("activation", name, corpus or None)
+        known = BUILTIN_STATISTICS | set(statistics)
+        if name in known:
+            return cls("statistic", name, corpus or None)
+        choices = {*ACTIVATIONS, *known, "weights", "model", "twin", "analysis:NAME"}
+        near = nearest(name, choices)
+        raise NeedError(
+            f"{text!r} names no activation or statistic.",
+            hint=(f"Did you mean {near!r}? " if near else "")
+            + f"Known are: {', '.join(sorted(choices))}.",
+        )
+
+
+@dataclass
+class Request:
+    """What one store must hold: the union of the needs of the analyses for one corpus.
+
+    Attributes
+    ----------
+    activations, statistics : set of str
+    weights : bool
+    """
+
+    activations: set[str] = field(default_factory=set)
+    statistics: set[str] = field(default_factory=set)
+    weights: bool = False
+
+    def add(self, need: Need) -> None:
+        """Add one need, resolving what a derived activation is computed from."""
+        if need.kind == "statistic":
+            self.statistics.add(need.name)
+        elif need.kind == "weights":
+            self.weights = True
+        elif need.kind == "activation":
+            sources = ACTIVATIONS[need.name].derived_from or (need.name,)
+            for source in sources:
+                if source == "weights":
+                    self.weights = True
+                else:
+                    self.activations.add(source)
+
+    def __bool__(self) -> bool:
+        return bool(self.activations or self.statistics or self.weights)
+
+
+#: The run's own corpus, in the mappings from corpus to :class:`Request`.
+MAIN = ""
+
+
+def requests(
+    needs: Iterable[Iterable[Need]],
+) -> tuple[Mapping[str, Request], Mapping[str, Request]]:
+    """Gather the needs of several analyses.
+
+    Parameters
+    ----------
+    needs : iterable of iterable of Need
+        One inner iterable for each analysis.
+
+    Returns
+    -------
+    model, twins : mapping from corpus name to Request
+        What to capture from the model, and what from its twins. The run's own corpus has the
+        name ``""``.
+    """
+    model: dict[str, Request] = {MAIN: Request()}
+    twins: dict[str, Request] = {}
+    for one in needs:
+        items = list(one)
+        targets = [model]
+        if any(n.kind == "twin" for n in items):
+            targets.append(twins)
+        for need in items:
+            if need.kind in ("activation", "statistic", "weights"):
+                for target in targets:
+                    target.setdefault(need.corpus or MAIN, Request()).add(need)
+    return model, twins
