@@ -1,0 +1,515 @@
+"""The plan: from what analyses need to what is captured, and whether it fits this machine.
+
+Nothing here runs the model or allocates anything: a plan is made from facts and lengths alone, so
+that ``--dry-run`` can print it and a capture that cannot fit is refused before it starts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from attnlens.activations import ACTIVATIONS, nearest
+from attnlens.errors import NeedError, OptionError, PlanRefusedError
+from attnlens.machine import free_disk, free_memory, readable_bytes
+from attnlens.needs import MAIN, Request
+from attnlens.store.schema import UnitSpec
+
+if TYPE_CHECKING:
+    from attnlens.corpora import Prompts
+    from attnlens.models import ModelFacts
+
+#: A batch is chosen so that one forward pass needs about this much above the weights.
+FORWARD_BYTES: Final = {"cpu": 2**30, "cuda": 2**32}
+#: Raw bytes of one unit, all activations together; a unit is never smaller than one batch.
+UNIT_BYTES: Final = 2**27
+#: And at most this many batches, so that an interrupted capture loses little.
+UNIT_BATCHES: Final = 16
+#: Largest batch that is chosen without being asked for.
+LARGEST_BATCH: Final = 32
+
+_ITEM: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+#: Copies of [head, query_pos, key_pos] alive at once in eager attention: scores, masked scores,
+#: softmax in float32, and its cast.
+_SQUARES: Final = 4
+#: Copies of [pos, d_model] alive at once, the MLP's four-fold width included.
+_ROWS: Final = 16
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """What one store will hold: one model, or twin, on one corpus.
+
+    Attributes
+    ----------
+    corpus : str
+        Name of the corpus; ``""`` is the run's own.
+    twin : int or None
+        Number of the twin, None for the model itself.
+    activations : dict of str to str
+        The dtype that each raw activation is stored with. float16 gives way to float32 in a unit
+        whose values do not fit.
+    statistics : tuple of str
+    weights : bool
+    layers, heads : tuple of int or None
+        None means all.
+    positions : tuple of int or None
+        Positions of the raw activations (of their queries, for ``pattern`` and ``scores``);
+        negative ones count from the end of each prompt. Statistics always see all positions.
+    units : tuple of UnitSpec
+    batch_size : int
+    sizes : dict of str to int
+        Raw bytes of each activation, and of the weights.
+    """
+
+    corpus: str
+    twin: int | None
+    activations: dict[str, str]
+    statistics: tuple[str, ...]
+    weights: bool
+    layers: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
+    units: tuple[UnitSpec, ...]
+    batch_size: int
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Raw bytes of all activations."""
+        return sum(self.sizes.values())
+
+    @property
+    def n_prompts(self) -> int:
+        """Number of prompts."""
+        return sum(len(u.prompts) for u in self.units)
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest prompt."""
+        return max((u.length for u in self.units), default=0)
+
+    @property
+    def where(self) -> str:
+        """The store's place inside the run's own store, ``""`` for the run's own."""
+        parts = [] if self.twin is None else [f"twins/{self.twin:03d}"]
+        if self.corpus != MAIN:
+            parts.append(f"corpora/{self.corpus}")
+        return "/".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return {
+            "where": self.where,
+            "corpus": self.corpus,
+            "twin": self.twin,
+            "activations": dict(self.activations),
+            "statistics": list(self.statistics),
+            "weights": self.weights,
+            "layers": None if self.layers is None else list(self.layers),
+            "heads": None if self.heads is None else list(self.heads),
+            "positions": None if self.positions is None else list(self.positions),
+            "prompts": self.n_prompts,
+            "longest": self.longest,
+            "units": len(self.units),
+            "batch_size": self.batch_size,
+            "bytes": dict(self.sizes),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one run captures, and what it costs.
+
+    Attributes
+    ----------
+    stores : tuple of StorePlan
+        The run's own first, then its other corpora, then the twins.
+    n_twins : int
+    disk_bytes : int
+        Upper estimate; a causal pattern is half zeros, which compress to nothing.
+    peak_memory_bytes : int
+        Weights, one forward pass, statistics, and what waits to be written, on the model's device.
+    resident_bytes : int
+        The part of `peak_memory_bytes` that is already in use: the weights, once loaded.
+    free_disk, free_memory : int or None
+        None where it cannot be known.
+    notes : tuple of str
+    """
+
+    stores: tuple[StorePlan, ...]
+    n_twins: int
+    disk_bytes: int
+    peak_memory_bytes: int
+    resident_bytes: int
+    free_disk: int | None
+    free_memory: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> StorePlan:
+        """The run's own store."""
+        return self.stores[0]
+
+    @property
+    def batches(self) -> int:
+        """Number of forward passes of all stores together."""
+        return sum(
+            -(-len(unit.prompts) // store.batch_size)
+            for store in self.stores
+            if store.activations or store.statistics
+            for unit in store.units
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot fit.
+
+        Raises
+        ------
+        PlanRefusedError
+            If the disk or the memory is too small; the message holds the estimate.
+        """
+        needed = self.peak_memory_bytes - self.resident_bytes
+        if self.free_memory is not None and needed > self.free_memory:
+            store = max(self.stores, key=lambda s: s.longest)
+            raise PlanRefusedError(
+                f"The capture needs about {readable_bytes(needed)} of memory for batches of "
+                f"{store.batch_size} x {store.longest} tokens, and "
+                f"{readable_bytes(self.free_memory)} are free.",
+                hint="Attention takes memory by the square of the length: use shorter prompts "
+                "(--length)"
+                + (", smaller batches (--batch-size 1)" if store.batch_size > 1 else "")
+                + ", half precision (--dtype float16)"
+                + (", no twins (--twins 0)" if self.n_twins else "")
+                + " or a smaller model.",
+            )
+        if self.free_disk is not None and self.disk_bytes > self.free_disk:
+            largest = {}
+            for store in self.stores:
+                for name, size in store.sizes.items():
+                    largest[name] = largest.get(name, 0) + size
+            shown = sorted(largest.items(), key=lambda item: -item[1])[:3]
+            raise PlanRefusedError(
+                f"The store needs about {readable_bytes(self.disk_bytes)} "
+                f"({', '.join(f'{n}: {readable_bytes(b)}' for n, b in shown)}), and "
+                f"{readable_bytes(self.free_disk)} are free on the disk.",
+                hint="Capture fewer or shorter prompts (--samples, --length), fewer layers "
+                "(--layers), or statistics such as pattern.entropy instead of raw activations.",
+            )
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the plan as a table for people: store, what, how much, bytes."""
+        table = []
+        for store in self.stores:
+            label = store.where or "store"
+            amount = f"{store.n_prompts} x {store.longest} tokens"
+            for name, dtype in store.activations.items():
+                table.append((label, name, f"{amount}, {dtype}", readable_bytes(store.sizes[name])))
+            for name in store.statistics:
+                table.append((label, name, f"{amount}, statistic", "small"))
+            if store.weights:
+                table.append((label, "weights", "float32", readable_bytes(store.sizes["weights"])))
+        return table
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return {
+            "stores": [store.to_json() for store in self.stores],
+            "twins": self.n_twins,
+            "disk_bytes": self.disk_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "free_disk": self.free_disk,
+            "free_memory": self.free_memory,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ]
+        disk = f"disk: at most {readable_bytes(self.disk_bytes)}"
+        if self.free_disk is not None:
+            disk += f" of {readable_bytes(self.free_disk)} free"
+        memory = f"memory: about {readable_bytes(self.peak_memory_bytes)}"
+        if self.free_memory is not None:
+            memory += f", {readable_bytes(self.free_memory)} free"
+        batch = f"batches of {self.main.batch_size}"
+        return "\n".join([*lines, disk, memory, batch, *self.notes])
+
+
+def make_plan(
+    facts: ModelFacts,
+    prompts: Mapping[str, Prompts],
+    model_requests: Mapping[str, Request],
+    twin_requests: Mapping[str, Request] | None = None,
+    *,
+    n_twins: int = 0,
+    batch_size: int | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    positions: Iterable[int] | Literal["last"] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    out: Path | None = None,
+) -> Plan:
+    """Plan one run.
+
+    Parameters
+    ----------
+    facts : ModelFacts
+    prompts : mapping from corpus name to Prompts
+        ``""`` is the run's own corpus.
+    model_requests, twin_requests : mapping from corpus name to Request
+        As :func:`attnlens.needs.requests` gathers them.
+    n_twins : int, optional
+        How many twins; none are planned where no analysis asks for them.
+    batch_size : int, optional
+        Prompts per forward pass. By default as many as one forward pass of about 1 GiB takes
+        (4 GiB on a GPU), and at most 32. It never depends on how much memory happens to be free,
+        so that a capture can be resumed later.
+    layers, heads : iterable of int, optional
+        Which layers and (query) heads; all by default. Of keys and values those heads are kept
+        that the chosen query heads read.
+    positions : iterable of int, or "last", optional
+        Which positions of raw activations.
+    dtypes : mapping from str to {"float16", "float32"}, optional
+        How to store an activation, where its default is not wanted.
+    out : Path, optional
+        Where the store will be, to look at the free space there.
+
+    Raises
+    ------
+    OptionError
+        If a layer, head, position, dtype or batch size does not exist.
+    NeedError
+        If `dtypes` names no activation.
+    """
+    chosen_layers = _indices("layer", layers, facts.n_layers)
+    chosen_heads = _indices("head", heads, facts.n_heads)
+    own = prompts[MAIN]
+    chosen_positions = _positions(positions, min((len(t) for t in own.tokens), default=0))
+    for name, dtype in (dtypes or {}).items():
+        if name not in ACTIVATIONS or ACTIVATIONS[name].hook is None:
+            raise NeedError(f"dtype for {name!r}: no such activation is stored.", hint=_near(name))
+        if dtype not in ("float16", "float32"):
+            raise OptionError(
+                f"dtype {dtype!r} for {name!r} is not one of float16, float32.",
+                hint="Stores hold float16 or float32; the model's own dtype is another matter.",
+            )
+    if batch_size is not None and batch_size < 1:
+        raise OptionError(f"batch size {batch_size} is under 1.")
+
+    def one(corpus: str, twin: int | None, request: Request) -> StorePlan:
+        return _store_plan(
+            facts,
+            corpus,
+            twin,
+            request,
+            [len(t) for t in prompts[corpus].tokens],
+            batch_size=batch_size,
+            layers=chosen_layers,
+            heads=chosen_heads,
+            positions=chosen_positions if corpus == MAIN else None,
+            dtypes=dtypes or {},
+        )
+
+    stores = [
+        one(corpus, None, request) for corpus, request in _main_first(model_requests).items()
+    ]
+    n_twins = n_twins if twin_requests else 0
+    for twin in range(n_twins):
+        stores += [
+            one(corpus, twin, request) for corpus, request in _main_first(twin_requests).items()
+        ]
+
+    weights = facts.n_params * _ITEM.get(facts.dtype.removeprefix("torch."), 4)
+    resident = weights if facts.weights_hash is not None else 0
+    disk = sum(_disk_bytes(facts, store) for store in stores)
+    return Plan(
+        stores=tuple(stores),
+        n_twins=n_twins,
+        disk_bytes=disk,
+        peak_memory_bytes=weights * (2 if n_twins else 1)
+        + max(_working_bytes(facts, store) for store in stores),
+        resident_bytes=resident,
+        free_disk=free_disk(out if out is not None else Path(tempfile.gettempdir())),
+        free_memory=free_memory(facts.device),
+        notes=_notes(facts, stores),
+    )
+
+
+def kv_heads(facts: ModelFacts, heads: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the key-value heads that some query heads read (``h // group``)."""
+    group = facts.n_heads // facts.n_kv_heads
+    wanted = range(facts.n_heads) if heads is None else heads
+    return tuple(sorted({head // group for head in wanted}))
+
+
+def _store_plan(
+    facts: ModelFacts,
+    corpus: str,
+    twin: int | None,
+    request: Request,
+    lengths: list[int],
+    *,
+    batch_size: int | None,
+    layers: tuple[int, ...] | None,
+    heads: tuple[int, ...] | None,
+    positions: tuple[int, ...] | None,
+    dtypes: Mapping[str, str],
+) -> StorePlan:
+    activations = {
+        name: dtypes.get(name, spec.dtype)
+        for name, spec in ACTIVATIONS.items()
+        if name in request.activations
+    }
+    batch = batch_size or _batch_size(facts, max(lengths, default=1))
+
+    def size(name: str, length: int) -> int:
+        """Raw bytes of one prompt."""
+        numbers = len(layers) if layers is not None else facts.n_layers
+        shape = {
+            "head": len(heads) if heads is not None else facts.n_heads,
+            "kv_head": len(kv_heads(facts, heads)),
+            "pos": len(positions) if positions is not None else length,
+            "query_pos": len(positions) if positions is not None else length,
+            "key_pos": length,
+            "d_head": facts.d_head,
+            "d_model": facts.d_model,
+        }
+        for dim in ACTIVATIONS[name].dims[2:]:
+            numbers *= shape[dim]
+        return numbers * _ITEM[activations[name]]
+
+    sizes = {name: sum(size(name, n) for n in lengths) for name in activations}
+    if request.weights:
+        sizes["weights"] = facts.n_params * _ITEM["float32"]
+    units: list[UnitSpec] = []
+    for length in sorted(set(lengths)):
+        raw = sum(size(name, length) for name in activations)
+        per_unit = min(UNIT_BATCHES * batch, max(batch, UNIT_BYTES // max(raw, 1) // batch * batch))
+        members = [i for i, n in enumerate(lengths) if n == length]
+        units += [
+            UnitSpec(id=len(units) + k, prompts=members[start : start + per_unit], length=length)
+            for k, start in enumerate(range(0, len(members), per_unit))
+        ]
+    return StorePlan(
+        corpus=corpus,
+        twin=twin,
+        activations=activations,
+        statistics=tuple(sorted(request.statistics)),
+        weights=request.weights,
+        layers=layers,
+        heads=heads,
+        positions=positions,
+        units=tuple(units),
+        batch_size=batch,
+        sizes=sizes,
+    )
+
+
+def _forward_bytes(facts: ModelFacts, length: int) -> int:
+    """Estimate what one prompt of a forward pass with eager attention holds at its peak."""
+    item = _ITEM.get(facts.dtype.removeprefix("torch."), 4)
+    square = _SQUARES * facts.n_heads * length * length * 4
+    return square + _ROWS * length * facts.d_model * item
+
+
+def _batch_size(facts: ModelFacts, length: int) -> int:
+    budget = FORWARD_BYTES["cpu" if facts.device == "cpu" else "cuda"]
+    fits = min(budget // max(_forward_bytes(facts, length), 1), LARGEST_BATCH)
+    return 1 << max(fits.bit_length() - 1, 0)
+
+
+def _working_bytes(facts: ModelFacts, store: StorePlan) -> int:
+    """Memory above the weights: a forward pass, a unit waiting to be written, statistics."""
+    if not (store.activations or store.statistics):
+        return 0
+    batch = min(store.batch_size, max(len(u.prompts) for u in store.units))
+    unit = max(
+        len(u.prompts) * u.length**2 if _square(store) else len(u.prompts) * u.length
+        for u in store.units
+    )
+    total = sum(
+        len(u.prompts) * u.length**2 if _square(store) else len(u.prompts) * u.length
+        for u in store.units
+    )
+    waiting = store.bytes * unit // max(total, 1)
+    per_head = store.longest + facts.d_head**2
+    statistics = len(store.statistics) * facts.n_layers * facts.n_heads * per_head * 16
+    return batch * _forward_bytes(facts, store.longest) + waiting + statistics
+
+
+def _square(store: StorePlan) -> bool:
+    return any("key_pos" in ACTIVATIONS[name].dims for name in store.activations)
+
+
+def _disk_bytes(facts: ModelFacts, store: StorePlan) -> int:
+    # Masked cells of a causal pattern are a run of equal values, which costs nothing.
+    half = facts.causal and store.positions is None
+    return sum(
+        size // 2 if half and name in ("pattern", "scores") else size
+        for name, size in store.sizes.items()
+    )
+
+
+def _notes(facts: ModelFacts, stores: Sequence[StorePlan]) -> tuple[str, ...]:
+    notes = []
+    if any(s.positions is not None and s.statistics for s in stores):
+        notes.append("Statistics are over all positions; --positions chooses raw activations only.")
+    if any(s.heads is not None and set(s.activations) & {"k", "v", "k_rot"} for s in stores):
+        notes.append(
+            f"k and v keep the key-value heads that the chosen heads read: "
+            f"{', '.join(map(str, kv_heads(facts, stores[0].heads)))}."
+        )
+    return tuple(notes)
+
+
+def _main_first(requests: Mapping[str, Request] | None) -> dict[str, Request]:
+    # The other corpora live inside the main store, so there is always one, if only of tokens.
+    return {MAIN: Request()} | dict(requests or {})
+
+
+def _near(name: str) -> str:
+    near = nearest(name, ACTIVATIONS)
+    known = ", ".join(n for n, a in ACTIVATIONS.items() if a.hook)
+    return (f"Did you mean {near!r}? " if near else "") + f"Known are: {known}."
+
+
+def _indices(what: str, chosen: Iterable[int] | None, size: int) -> tuple[int, ...] | None:
+    if chosen is None:
+        return None
+    wanted = sorted({int(i) for i in chosen})
+    if not wanted:
+        raise OptionError(f"No {what} was chosen.")
+    for index in wanted:
+        if not -size <= index < size:
+            raise OptionError(
+                f"{what} {index} does not exist.", hint=f"The model has {what}s 0 to {size - 1}."
+            )
+    return tuple(sorted({index % size for index in wanted}))
+
+
+def _positions(
+    chosen: Iterable[int] | Literal["last"] | None, shortest: int
+) -> tuple[int, ...] | None:
+    if chosen is None:
+        return None
+    if isinstance(chosen, str) and chosen != "last":
+        raise OptionError(f"positions {chosen!r} is neither 'last' nor a list of positions.")
+    wanted = [-1] if chosen == "last" else [int(p) for p in chosen]
+    if not wanted:
+        raise OptionError("No position was chosen.")
+    for position in wanted:
+        if not -shortest <= position < shortest:
+            raise OptionError(
+                f"position {position} does not exist in every prompt.",
+                hint=f"The shortest prompt has {shortest} tokens.",
+            )
+    # From the start first, then from the end: the order of the text, as long as they do not cross.
+    return tuple(sorted(set(wanted), key=lambda p: (p < 0, p)))
