@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -187,22 +188,20 @@ def category_grid(
     entries = len(kinds) + len(as_marks(marks))
     cell = _fit_grid(target, grid, bar=False, flat=False, legend=0, title=title, entries=entries)
     ax = axes_of(target)
-    ax.set_xlim(-0.5, len(grid.heads) - 0.5)
-    ax.set_ylim(len(grid.layers) - 0.5, -0.5)
-    write = len(kinds) > 1 and cell >= 0.22
+    paint = np.array([to_rgb(_colour(int(code))) for code in grid.values.ravel()])
+    ax.imshow(paint.reshape(*grid.values.shape, 3), aspect="auto")
+    write = len(kinds) > 1 and grid.values.size <= 2 * _ANNOTATE and cell >= 0.22
     for (i, j), code in np.ndenumerate(grid.values):
-        colour = FAINT if code < 0 else PALETTE[int(code) % len(PALETTE)]
-        again = int(code) // len(PALETTE)
-        ax.add_patch(
-            Rectangle(
-                (j - 0.5, i - 0.5), 1, 1, facecolor=colour if code >= 0 else "#f3f4f4",
-                edgecolor=PAPER, linewidth=min(1.5, cell * 4),
-                hatch=("", "////", "....", "xxxx")[again % 4] if code >= 0 else "",
-            )
-        )  # fmt: skip
+        if code >= len(PALETTE):  # the colours go round again: told apart by a hatch
+            ax.add_patch(
+                Rectangle(
+                    (j - 0.5, i - 0.5), 1, 1, facecolor="none", edgecolor=PAPER, linewidth=0,
+                    hatch=_hatch(int(code)),
+                )
+            )  # fmt: skip
         if write and code >= 0:
-            short = _short(kinds[int(code)])
-            _write(ax, j, i, short, dark=is_dark(_rgb(colour)), cell=cell)
+            dark = is_dark(to_rgb(_colour(int(code))))
+            _write(ax, j, i, _short(kinds[int(code)]), dark=dark, cell=cell)
     _number_axes(ax, grid, cell)
     _legend_of_kinds(ax, kinds, grid.values, names or {}, none, legend_title)
     _outline(ax, grid, marks)
@@ -348,8 +347,12 @@ def _short(kind: Hashable) -> str:
     return text if len(text) <= 3 else text[:2]
 
 
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def _colour(code: int) -> str:
+    return "#f1f3f4" if code < 0 else PALETTE[code % len(PALETTE)]
+
+
+def _hatch(code: int) -> str:
+    return ("", "////", "....", "xxxx")[max(code, 0) // len(PALETTE) % 4]
 
 
 def _legend_of_kinds(
@@ -360,16 +363,14 @@ def _legend_of_kinds(
     for i, kind in enumerate(kinds[:32]):
         n = int((codes == i).sum())
         text = f"{names.get(kind, str(kind))}  ({n})"
-        hatch = ("", "////", "....", "xxxx")[i // len(PALETTE) % 4]
-        handles.append(
-            Patch(facecolor=PALETTE[i % len(PALETTE)], label=escape_math(text), hatch=hatch)
-        )
+        patch = Patch(facecolor=_colour(i), edgecolor=PAPER, hatch=_hatch(i), linewidth=0)
+        patch.set_label(escape_math(text))
+        handles.append(patch)
     if len(kinds) > 32:
         handles.append(Patch(facecolor="none", label=f"and {len(kinds) - 32} more"))
     if (codes < 0).any():
-        handles.append(
-            Patch(facecolor="#f3f4f4", edgecolor=FAINT, label=f"{none}  ({int((codes < 0).sum())})")
-        )
+        text = f"{none}  ({int((codes < 0).sum())})"
+        handles.append(Patch(facecolor=_colour(-1), edgecolor=FAINT, label=escape_math(text)))
     legend = ax.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
         title=None if title is None else escape_math(title), alignment="left",

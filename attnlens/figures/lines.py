@@ -12,10 +12,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from attnlens.errors import AnalysisError
+from attnlens.figures.naming import DASHES, last_finite, name_ends
 from attnlens.figures.style import (
     ACCENT,
     INK,
     MUTED,
+    PAPER,
     SEQUENTIAL,
     WARM,
     Target,
@@ -36,12 +38,12 @@ from attnlens.figures.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from matplotlib.axes import Axes
 
 _BAND = "#c9c2b8"
-_HIGHLIGHTS = (WARM, "#0b5394", "#7a3e9d", "#00735c", "#a8174d", "#6b5b00", "#333333", "#c48a00")
+_HIGHLIGHTS = (WARM, "#7a3e9d", "#00735c", "#a8174d", "#0b5394", "#6b5b00", "#333333", "#c48a00")
 
 
 @styled
@@ -116,12 +118,14 @@ def depth_plot(
         Line2D([], [], color=INK, linewidth=1.8, label="median"),
         *handles,
     ]
-    _reference_lines(ax, lines)
+    for value in (lines or {}).values():
+        ax.axhline(value, color=MUTED, linewidth=1.0, linestyle=DASHES, zorder=2)
     if log:
         ax.set_yscale("log")
     if ylim is not None:
         ax.set_ylim(*ylim)
     ax.set_xlim(-0.6, n_layers - 0.4)
+    handles += name_ends(ax, [(float(y), name, MUTED) for name, y in (lines or {}).items()])
     step = max(int(np.ceil(n_layers / 24)), 1)
     ax.set_xticks(x[::step], [str(n) for n in grid.layers[::step]])
     ax.grid(axis="y")
@@ -218,7 +222,7 @@ def curves(
     )
     collection = LineCollection(
         segments, array=group, cmap=shades, norm=Normalize(-0.5, max(len(layers), 1) - 0.5),
-        linewidths=0.9, alpha=float(np.clip(12 / len(flat) ** 0.6, 0.35, 0.9)), zorder=2,
+        linewidths=0.9, alpha=float(np.clip(9 / len(flat) ** 0.6, 0.3, 0.9)), zorder=2,
     )  # fmt: skip
     ax.add_collection(collection)
     ax.update_datalim(np.column_stack([points[[0, -1]], finite_range(flat) or (0.0, 1.0)]))
@@ -226,12 +230,13 @@ def curves(
     for k, (name, which) in enumerate((highlight or {}).items()):
         row = _row(which, layers, heads, len(flat))
         colour = _HIGHLIGHTS[k % len(_HIGHLIGHTS)]
+        ax.plot(points, flat[row], color=PAPER, linewidth=3.6, zorder=4)
         ax.plot(points, flat[row], color=colour, linewidth=2.0, zorder=4)
-        ends.append((_last_finite(flat[row]), name, colour))
+        ends.append((last_finite(flat[row]), name, colour))
     for name, line in (lines or {}).items():
         y = np.broadcast_to(as_array(line, name), points.shape)
-        ax.plot(points, y, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2.5)), zorder=3)
-        ends.append((_last_finite(y), name, MUTED))
+        ax.plot(points, y, color=MUTED, linewidth=1.2, linestyle=DASHES, zorder=3)
+        ends.append((last_finite(y), name, MUTED))
     if xlog:
         ax.set_xscale("log")
     if ylog:
@@ -246,7 +251,7 @@ def curves(
     ax.set_ylabel(escape_math(label))
     if not xlog:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=bool(np.all(points == points.round()))))
-    _name_ends(ax, ends)
+    handles += name_ends(ax, ends)
     if by_layer:
         _layer_bar(ax, collection, layers)
     _legend_below(ax, handles)
@@ -273,50 +278,6 @@ def _depth_band(ax: Axes, x: Array, null: Any, n_layers: int) -> list[Any]:
     ax.fill_between(wide, low, high, color=_BAND, alpha=0.45, linewidth=0, zorder=1)
     ax.plot(wide, middle, color="#8d8375", linewidth=1.1, linestyle=(0, (1, 1.5)), zorder=2)
     return [Patch(facecolor=_BAND, alpha=0.5, label="range of twins (random weights)")]
-
-
-def _reference_lines(ax: Axes, lines: Mapping[str, float] | None) -> None:
-    for value in (lines or {}).values():
-        ax.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2.5)), zorder=2)
-    if lines:
-        _name_ends(ax, [(float(v), name, MUTED) for name, v in lines.items()])
-
-
-def _name_ends(ax: Axes, ends: Iterable[tuple[float, str, str]]) -> None:
-    """Write names at the right, at the height of what they name, without overlap."""
-    figure = ax.get_figure(root=True)
-    inches = (figure.get_size_inches()[1] if figure is not None else 4.0) * 0.68
-    gap = 0.135 / inches
-    to_axes = ax.transData + ax.transAxes.inverted()
-    known = [(float(to_axes.transform((ax.get_xlim()[1], y))[1]), n, c) for y, n, c in ends
-             if np.isfinite(y)]  # fmt: skip
-    known.sort()
-    heights = spread_out([y for y, _, _ in known], gap)
-    for height, (_, name, colour) in zip(heights, known, strict=True):
-        ax.text(
-            1.012, height, escape_math(name), transform=ax.transAxes, fontsize=7.8, color=colour,
-            va="center", ha="left", clip_on=False,
-        )  # fmt: skip
-
-
-def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Move sorted heights apart to at least `gap`, each group about its own mean."""
-    groups = [[min(max(h, 0.0), 1.0)] for h in heights]
-    merged: list[list[float]] = []
-    for group in groups:
-        merged.append(group)
-        while len(merged) > 1:
-            below, above = merged[-2], merged[-1]
-            top = sum(below) / len(below) + gap * (len(below) - 1) / 2
-            bottom = sum(above) / len(above) - gap * (len(above) - 1) / 2
-            if bottom - top >= gap:
-                break
-            merged[-2:] = [below + above]
-    return [
-        sum(group) / len(group) + gap * (i - (len(group) - 1) / 2)
-        for group in merged
-        for i in range(len(group))
-    ]
 
 
 def _layer_bar(ax: Axes, collection: LineCollection, layers: list[int]) -> None:
@@ -388,8 +349,3 @@ def _quiet(reduce: Any, values: Array) -> Array:
     empty = np.isnan(values).all(axis=0)
     filled = np.where(empty, 0.0, values)
     return np.where(empty, np.nan, reduce(filled, axis=0))
-
-
-def _last_finite(y: Array) -> float:
-    finite = y[np.isfinite(y)]
-    return float(finite[-1]) if finite.size else float("nan")

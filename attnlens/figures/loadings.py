@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import FigureBase
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnlens.errors import AnalysisError
@@ -187,7 +187,7 @@ def loading_matrix(
     n_panels = -(-len(order) // 40)
     tall = -(-len(order) // n_panels)
     panel = max(n_components * 0.3 + 0.75, 1.3)
-    fit(target, max(n_panels * panel + 1.0, 4.6), tall * 0.155 + 1.25)
+    fit(target, max(n_panels * panel + 1.0, 4.6), tall * 0.155 + (1.5 if labels else 1.25))
     axes = [target.subplots()] if n_panels == 1 else list(target.subplots(1, n_panels))
     signed = bool((matrix < 0).any())
     low, high = colour_limits(matrix, None, None if signed else 0.0, None, 0.0 if signed else None)
@@ -208,10 +208,12 @@ def loading_matrix(
             ax.axvline(edge - 0.5, color=PAPER, linewidth=1.4)
         if labels is not None:
             _strip(ax, [labels[i] for i in part], colours)
-    axes[0].set_ylabel("Head (layer.head)" if rows is None else "")
+    if rows is None and np.ndim(getattr(values, "values", values)) == 3:
+        axes[0].set_ylabel("Head (layer.head)")
     for ax in axes:
         ax.set_xlabel("Component")
     _bar(target, axes, image, label)
+    _group_legend(target, colours, labels)
     put_title(target, axes[0], title, None)
     if notes:
         axes[0].set_title(" ".join(notes), fontsize=8.0, color=MUTED)
@@ -281,6 +283,21 @@ def _strip(ax: Axes, kinds: list[Hashable], colours: dict[Hashable, str]) -> Non
         )  # fmt: skip
         if i and kinds[i - 1] != kind:
             ax.axhline(i - 0.5, color=MUTED, linewidth=0.8)
+
+
+def _group_legend(
+    target: FigureBase, colours: dict[Hashable, str], labels: list[Hashable] | None
+) -> None:
+    if labels is None:
+        return
+    handles = [Patch(facecolor=c, label=escape_math(str(k))) for k, c in colours.items()][:16]
+    if any(_no_group(k) for k in labels):
+        handles.append(Patch(facecolor="#e4e6e8", label="none"))
+    target.legend(
+        handles=handles, loc="outside lower left", ncols=min(len(handles), 8),
+        title="Group (strip at the left)", title_fontsize=8.0, alignment="left", handlelength=1.1,
+        handleheight=1.1, columnspacing=1.2,
+    )  # fmt: skip
 
 
 def _bare(ax: Axes) -> None:
