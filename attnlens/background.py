@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from attnlens.estimates import WAITING
+
 
 class Background:
     """Run calls one after another on a thread of its own, while the caller goes on.
@@ -23,7 +25,7 @@ class Background:
         How many calls may wait.
     """
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int = WAITING) -> None:
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=depth)
         self._error: BaseException | None = None
         self._dropping = False

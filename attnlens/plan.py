@@ -8,116 +8,33 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import NeedError, OptionError, PlanRefusedError
+from attnlens.estimates import (
+    STORED_DTYPES,
+    default_batch_size,
+    disk_bytes,
+    layer_bytes,
+    working_bytes,
+)
 from attnlens.machine import free_disk, free_memory, readable_bytes
 from attnlens.needs import MAIN, Request
+from attnlens.parts import chosen_indices, chosen_positions, kv_heads
 from attnlens.store.schema import UnitSpec
+from attnlens.storeplan import StorePlan
 
 if TYPE_CHECKING:
     from attnlens.corpora import Prompts
     from attnlens.models import ModelFacts
 
-#: A batch is chosen so that one forward pass needs about this much above the weights.
-FORWARD_BYTES: Final = {"cpu": 2**30, "cuda": 2**32}
 #: Raw bytes of one unit, all activations together; a unit is never smaller than one batch.
-UNIT_BYTES: Final = 2**27
+UNIT_BYTES: Final = 2**29
 #: And at most this many batches, so that an interrupted capture loses little.
 UNIT_BATCHES: Final = 16
-#: Largest batch that is chosen without being asked for.
-LARGEST_BATCH: Final = 32
-
-_ITEM: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-#: Copies of [head, query_pos, key_pos] alive at once in eager attention: scores, masked scores,
-#: softmax in float32, and its cast.
-_SQUARES: Final = 4
-#: Copies of [pos, d_model] alive at once, the MLP's four-fold width included.
-_ROWS: Final = 16
-
-
-@dataclass(frozen=True)
-class StorePlan:
-    """What one store will hold: one model, or twin, on one corpus.
-
-    Attributes
-    ----------
-    corpus : str
-        Name of the corpus; ``""`` is the run's own.
-    twin : int or None
-        Number of the twin, None for the model itself.
-    activations : dict of str to str
-        The dtype that each raw activation is stored with. float16 gives way to float32 in a unit
-        whose values do not fit.
-    statistics : tuple of str
-    weights : bool
-    layers, heads : tuple of int or None
-        None means all.
-    positions : tuple of int or None
-        Positions of the raw activations (of their queries, for ``pattern`` and ``scores``);
-        negative ones count from the end of each prompt. Statistics always see all positions.
-    units : tuple of UnitSpec
-    batch_size : int
-    sizes : dict of str to int
-        Raw bytes of each activation, and of the weights.
-    """
-
-    corpus: str
-    twin: int | None
-    activations: dict[str, str]
-    statistics: tuple[str, ...]
-    weights: bool
-    layers: tuple[int, ...] | None
-    heads: tuple[int, ...] | None
-    positions: tuple[int, ...] | None
-    units: tuple[UnitSpec, ...]
-    batch_size: int
-    sizes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Raw bytes of all activations."""
-        return sum(self.sizes.values())
-
-    @property
-    def n_prompts(self) -> int:
-        """Number of prompts."""
-        return sum(len(u.prompts) for u in self.units)
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens of the longest prompt."""
-        return max((u.length for u in self.units), default=0)
-
-    @property
-    def where(self) -> str:
-        """The store's place inside the run's own store, ``""`` for the run's own."""
-        parts = [] if self.twin is None else [f"twins/{self.twin:03d}"]
-        if self.corpus != MAIN:
-            parts.append(f"corpora/{self.corpus}")
-        return "/".join(parts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return {
-            "where": self.where,
-            "corpus": self.corpus,
-            "twin": self.twin,
-            "activations": dict(self.activations),
-            "statistics": list(self.statistics),
-            "weights": self.weights,
-            "layers": None if self.layers is None else list(self.layers),
-            "heads": None if self.heads is None else list(self.heads),
-            "positions": None if self.positions is None else list(self.positions),
-            "prompts": self.n_prompts,
-            "longest": self.longest,
-            "units": len(self.units),
-            "batch_size": self.batch_size,
-            "bytes": dict(self.sizes),
-        }
 
 
 @dataclass(frozen=True)
@@ -187,7 +104,7 @@ class Plan:
                 + " or a smaller model.",
             )
         if self.free_disk is not None and self.disk_bytes > self.free_disk:
-            largest = {}
+            largest: dict[str, int] = {}
             for store in self.stores:
                 for name, size in store.sizes.items():
                     largest[name] = largest.get(name, 0) + size
@@ -277,7 +194,7 @@ def make_plan(
         that the chosen query heads read.
     positions : iterable of int, or "last", optional
         Which positions of raw activations.
-    dtypes : mapping from str to {"float16", "float32"}, optional
+    dtypes : mapping from str to {"float16", "float32", "float64"}, optional
         How to store an activation, where its default is not wanted.
     out : Path, optional
         Where the store will be, to look at the free space there.
@@ -289,17 +206,17 @@ def make_plan(
     NeedError
         If `dtypes` names no activation.
     """
-    chosen_layers = _indices("layer", layers, facts.n_layers)
-    chosen_heads = _indices("head", heads, facts.n_heads)
+    chosen_layers = chosen_indices("layer", layers, facts.n_layers)
+    chosen_heads = chosen_indices("head", heads, facts.n_heads)
     own = prompts[MAIN]
-    chosen_positions = _positions(positions, min((len(t) for t in own.tokens), default=0))
+    wanted_positions = chosen_positions(positions, own.lengths)
     for name, dtype in (dtypes or {}).items():
         if name not in ACTIVATIONS or ACTIVATIONS[name].hook is None:
             raise NeedError(f"dtype for {name!r}: no such activation is stored.", hint=_near(name))
-        if dtype not in ("float16", "float32"):
+        if dtype not in STORED_DTYPES:
             raise OptionError(
-                f"dtype {dtype!r} for {name!r} is not one of float16, float32.",
-                hint="Stores hold float16 or float32; the model's own dtype is another matter.",
+                f"dtype {dtype!r} for {name!r} is not one of {', '.join(STORED_DTYPES)}.",
+                hint="The model's own dtype is another matter: --dtype.",
             )
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch size {batch_size} is under 1.")
@@ -310,44 +227,35 @@ def make_plan(
             corpus,
             twin,
             request,
-            [len(t) for t in prompts[corpus].tokens],
+            prompts[corpus].by_length(),
             batch_size=batch_size,
             layers=chosen_layers,
             heads=chosen_heads,
-            positions=chosen_positions if corpus == MAIN else None,
+            positions=wanted_positions if corpus == MAIN else None,
             dtypes=dtypes or {},
         )
 
-    stores = [
-        one(corpus, None, request) for corpus, request in _main_first(model_requests).items()
-    ]
+    stores = [one(corpus, None, request) for corpus, request in _main_first(model_requests).items()]
     n_twins = n_twins if twin_requests else 0
     for twin in range(n_twins):
         stores += [
             one(corpus, twin, request) for corpus, request in _main_first(twin_requests).items()
         ]
 
-    weights = facts.n_params * _ITEM.get(facts.dtype.removeprefix("torch."), 4)
+    weights = facts.size
     resident = weights if facts.weights_hash is not None else 0
-    disk = sum(_disk_bytes(facts, store) for store in stores)
+    disk = sum(disk_bytes(facts, store) for store in stores)
     return Plan(
         stores=tuple(stores),
         n_twins=n_twins,
         disk_bytes=disk,
         peak_memory_bytes=weights * (2 if n_twins else 1)
-        + max(_working_bytes(facts, store) for store in stores),
+        + max(working_bytes(facts, store) for store in stores),
         resident_bytes=resident,
         free_disk=free_disk(out if out is not None else Path(tempfile.gettempdir())),
-        free_memory=free_memory(facts.device),
+        free_memory=free_memory(facts.device or "cpu"),
         notes=_notes(facts, stores),
     )
-
-
-def kv_heads(facts: ModelFacts, heads: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the key-value heads that some query heads read (``h // group``)."""
-    group = facts.n_heads // facts.n_kv_heads
-    wanted = range(facts.n_heads) if heads is None else heads
-    return tuple(sorted({head // group for head in wanted}))
 
 
 def _store_plan(
@@ -355,7 +263,7 @@ def _store_plan(
     corpus: str,
     twin: int | None,
     request: Request,
-    lengths: list[int],
+    groups: Sequence[tuple[int, Sequence[int]]],
     *,
     batch_size: int | None,
     layers: tuple[int, ...] | None,
@@ -368,34 +276,34 @@ def _store_plan(
         for name, spec in ACTIVATIONS.items()
         if name in request.activations
     }
-    batch = batch_size or _batch_size(facts, max(lengths, default=1))
+    batch = batch_size or default_batch_size(facts, max(length for length, _ in groups))
+    n_layers = facts.n_layers if layers is None else len(layers)
 
     def size(name: str, length: int) -> int:
         """Raw bytes of one prompt."""
-        numbers = len(layers) if layers is not None else facts.n_layers
         shape = {
-            "head": len(heads) if heads is not None else facts.n_heads,
+            "head": facts.n_heads if heads is None else len(heads),
             "kv_head": len(kv_heads(facts, heads)),
-            "pos": len(positions) if positions is not None else length,
-            "query_pos": len(positions) if positions is not None else length,
-            "key_pos": length,
             "d_head": facts.d_head,
             "d_model": facts.d_model,
         }
-        for dim in ACTIVATIONS[name].dims[2:]:
-            numbers *= shape[dim]
-        return numbers * _ITEM[activations[name]]
+        rows = length if positions is None else len(positions)
+        return n_layers * layer_bytes(name, activations[name], shape, rows=rows, length=length)
 
-    sizes = {name: sum(size(name, n) for n in lengths) for name in activations}
+    sizes = {
+        name: sum(size(name, length) * len(members) for length, members in groups)
+        for name in activations
+    }
     if request.weights:
-        sizes["weights"] = facts.n_params * _ITEM["float32"]
+        sizes["weights"] = facts.n_params * 4  # float32
     units: list[UnitSpec] = []
-    for length in sorted(set(lengths)):
+    for length, members in groups:
         raw = sum(size(name, length) for name in activations)
         per_unit = min(UNIT_BATCHES * batch, max(batch, UNIT_BYTES // max(raw, 1) // batch * batch))
-        members = [i for i, n in enumerate(lengths) if n == length]
         units += [
-            UnitSpec(id=len(units) + k, prompts=members[start : start + per_unit], length=length)
+            UnitSpec(
+                id=len(units) + k, prompts=list(members[start : start + per_unit]), length=length
+            )
             for k, start in enumerate(range(0, len(members), per_unit))
         ]
     return StorePlan(
@@ -410,51 +318,6 @@ def _store_plan(
         units=tuple(units),
         batch_size=batch,
         sizes=sizes,
-    )
-
-
-def _forward_bytes(facts: ModelFacts, length: int) -> int:
-    """Estimate what one prompt of a forward pass with eager attention holds at its peak."""
-    item = _ITEM.get(facts.dtype.removeprefix("torch."), 4)
-    square = _SQUARES * facts.n_heads * length * length * 4
-    return square + _ROWS * length * facts.d_model * item
-
-
-def _batch_size(facts: ModelFacts, length: int) -> int:
-    budget = FORWARD_BYTES["cpu" if facts.device == "cpu" else "cuda"]
-    fits = min(budget // max(_forward_bytes(facts, length), 1), LARGEST_BATCH)
-    return 1 << max(fits.bit_length() - 1, 0)
-
-
-def _working_bytes(facts: ModelFacts, store: StorePlan) -> int:
-    """Memory above the weights: a forward pass, a unit waiting to be written, statistics."""
-    if not (store.activations or store.statistics):
-        return 0
-    batch = min(store.batch_size, max(len(u.prompts) for u in store.units))
-    unit = max(
-        len(u.prompts) * u.length**2 if _square(store) else len(u.prompts) * u.length
-        for u in store.units
-    )
-    total = sum(
-        len(u.prompts) * u.length**2 if _square(store) else len(u.prompts) * u.length
-        for u in store.units
-    )
-    waiting = store.bytes * unit // max(total, 1)
-    per_head = store.longest + facts.d_head**2
-    statistics = len(store.statistics) * facts.n_layers * facts.n_heads * per_head * 16
-    return batch * _forward_bytes(facts, store.longest) + waiting + statistics
-
-
-def _square(store: StorePlan) -> bool:
-    return any("key_pos" in ACTIVATIONS[name].dims for name in store.activations)
-
-
-def _disk_bytes(facts: ModelFacts, store: StorePlan) -> int:
-    # Masked cells of a causal pattern are a run of equal values, which costs nothing.
-    half = facts.causal and store.positions is None
-    return sum(
-        size // 2 if half and name in ("pattern", "scores") else size
-        for name, size in store.sizes.items()
     )
 
 
@@ -479,37 +342,3 @@ def _near(name: str) -> str:
     near = nearest(name, ACTIVATIONS)
     known = ", ".join(n for n, a in ACTIVATIONS.items() if a.hook)
     return (f"Did you mean {near!r}? " if near else "") + f"Known are: {known}."
-
-
-def _indices(what: str, chosen: Iterable[int] | None, size: int) -> tuple[int, ...] | None:
-    if chosen is None:
-        return None
-    wanted = sorted({int(i) for i in chosen})
-    if not wanted:
-        raise OptionError(f"No {what} was chosen.")
-    for index in wanted:
-        if not -size <= index < size:
-            raise OptionError(
-                f"{what} {index} does not exist.", hint=f"The model has {what}s 0 to {size - 1}."
-            )
-    return tuple(sorted({index % size for index in wanted}))
-
-
-def _positions(
-    chosen: Iterable[int] | Literal["last"] | None, shortest: int
-) -> tuple[int, ...] | None:
-    if chosen is None:
-        return None
-    if isinstance(chosen, str) and chosen != "last":
-        raise OptionError(f"positions {chosen!r} is neither 'last' nor a list of positions.")
-    wanted = [-1] if chosen == "last" else [int(p) for p in chosen]
-    if not wanted:
-        raise OptionError("No position was chosen.")
-    for position in wanted:
-        if not -shortest <= position < shortest:
-            raise OptionError(
-                f"position {position} does not exist in every prompt.",
-                hint=f"The shortest prompt has {shortest} tokens.",
-            )
-    # From the start first, then from the end: the order of the text, as long as they do not cross.
-    return tuple(sorted(set(wanted), key=lambda p: (p < 0, p)))

@@ -27,6 +27,13 @@ SMALLEST_HALF: Final = 2.0**-12
 _TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2}
 
 
+_DTYPES: Final = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
 class DoesNotFitError(Exception):
     """An activation's values do not fit float16; its unit is written again in float32."""
 
@@ -65,13 +72,14 @@ def check_shape(name: str, layer: int, value: Tensor, facts: ModelFacts, length:
 
 
 def mask_scores(value: Tensor) -> Tensor:
-    """Return a float32 copy of scores, with masked cells at :data:`MASKED_SCORE`.
+    """Return a copy of scores in float32 (or float64), with masked cells at :data:`MASKED_SCORE`.
 
     The model marks them with the least number of its dtype, which adding a score leaves as it is
     or turns into -inf; no real score comes near half of it.
     """
     masked = value < torch.finfo(value.dtype).min / 2
-    return value.to(torch.float32).masked_fill(masked, MASKED_SCORE)
+    wide = value.to(torch.promote_types(value.dtype, torch.float32))
+    return wide.masked_fill(masked, MASKED_SCORE)
 
 
 def largest_magnitude(
@@ -150,7 +158,7 @@ def cast(name: str, value: Tensor, dtype: str, largest: float) -> Tensor:
     DoesNotFitError
         If float16 would overflow, or lose the values' precision.
     """
-    target = torch.float16 if dtype == "float16" else torch.float32
+    target = _DTYPES[dtype]
     if target is torch.float16 and ACTIVATIONS[name].dims[-1] != "key_pos":
         fits = largest == 0.0 or SMALLEST_HALF <= largest <= LARGEST_HALF
         if not fits:

@@ -1,0 +1,255 @@
+"""Capture of one unit: forward passes with hooks, statistics as the tensors go by, one writer.
+
+:func:`capture_unit` is a plain function of a plan and a unit's number: whoever has the model, the
+prompts and the store's folder can capture any unit, in any order, and gets the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attnlens.activations import ACTIVATIONS
+from attnlens.attention import Attention
+from attnlens.background import Background
+from attnlens.errors import MissingActivationError, OutOfMemoryError
+from attnlens.machine import readable_bytes
+from attnlens.parts import kv_heads
+from attnlens.statistics import Statistic
+from attnlens.storeplan import StorePlan
+from attnlens.taps import (
+    cast,
+    check_shape,
+    check_softmax,
+    cut,
+    largest_magnitude,
+    mask_scores,
+)
+
+if TYPE_CHECKING:
+    from attnlens.corpora import Prompts
+    from attnlens.models import Model
+    from attnlens.store.schema import UnitSpec
+    from attnlens.store.write import StoreWriter, UnitWriter
+
+
+class _EverythingArrived(Exception):
+    """Ends a forward pass early: nothing is wanted from the rest of the model."""
+
+
+def capture_unit(
+    model: Model,
+    plan: StorePlan,
+    unit: UnitSpec,
+    prompts: Prompts,
+    writer: StoreWriter,
+    statistics: Mapping[str, type[Statistic]],
+    done: Callable[[int], None] = lambda steps: None,
+) -> None:
+    """Capture one unit of a store.
+
+    Parameters
+    ----------
+    model : Model
+    plan : StorePlan
+    unit : UnitSpec
+    prompts : Prompts
+    writer : StoreWriter
+    statistics : mapping from name to class
+        The classes of ``plan.statistics``.
+    done : callable, optional
+        Called with 1 after each forward pass.
+
+    Raises
+    ------
+    NonFiniteError
+        If a captured tensor holds NaN or infinity.
+    MissingActivationError
+        If an activation never arrived.
+    DoesNotFitError
+        If an activation is planned as float16 and its values need float32.
+    OutOfMemoryError
+        If the device has too little memory for one forward pass.
+    """
+    with writer.unit(unit) as out:
+        _UnitCapture(model, plan, unit, prompts, statistics).run(out, done)
+
+
+class _UnitCapture:
+    """What one unit needs between the first and the last of its forward passes."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: StorePlan,
+        unit: UnitSpec,
+        prompts: Prompts,
+        statistics: Mapping[str, type[Statistic]],
+    ) -> None:
+        facts = model.facts
+        self.model = model
+        self.plan = plan
+        self.unit = unit
+        self.prompts = prompts
+        self.layers = plan.layers if plan.layers is not None else tuple(range(facts.n_layers))
+        self.heads: dict[str | None, tuple[int, ...] | None] = {None: None}
+        self.heads["head"] = plan.heads
+        self.heads["kv_head"] = None if plan.heads is None else kv_heads(facts, plan.heads)
+        self.statistics: dict[str, list[Statistic]] = {}
+        self.states: dict[str, Statistic] = {}
+        for name in plan.statistics:
+            kind = statistics[name]
+            dim = ACTIVATIONS[kind.of].head_dim
+            heads = self.heads[dim]
+            every = facts.n_kv_heads if dim == "kv_head" else facts.n_heads
+            made = kind(
+                n_prompts=len(unit.prompts),
+                layers=self.layers,
+                n_heads=every if heads is None else len(heads),
+                length=unit.length,
+                d_head=facts.d_head,
+            )
+            self.states[name] = made
+            self.statistics.setdefault(kind.of, []).append(made)
+        self.wanted = {
+            (name, layer) for name in {*plan.activations, *self.statistics} for layer in self.layers
+        }
+        self.check_scores = {"scores", "pattern"} <= {name for name, _ in self.wanted}
+
+    def run(self, out: UnitWriter, done: Callable[[int], None]) -> None:
+        """Run the unit's forward passes and write what they bring."""
+        out.tokens(self.tokens(slice(None)))
+        n, size = len(self.unit.prompts), self.plan.batch_size
+        if self.wanted:
+            with Background() as background:
+                for start in range(0, n, size):
+                    rows = slice(start, min(start + size, n))
+                    _Pass(self, rows, out, background).run()
+                    done(1)
+        for name, statistic in self.states.items():
+            out.statistic(name, statistic.state())
+
+    def tokens(self, rows: slice) -> npt.NDArray[np.int64]:
+        """Return the token ids of some of the unit's prompts, ``[prompt, pos]``."""
+        ids = [self.prompts.tokens[i] for i in self.unit.prompts[rows]]
+        return np.stack(ids).astype(np.int64)
+
+
+class _Pass:
+    """One forward pass over one batch."""
+
+    def __init__(
+        self, capture: _UnitCapture, rows: slice, out: UnitWriter, background: Background
+    ) -> None:
+        self.capture = capture
+        self.rows = rows
+        self.out = out
+        self.background = background
+        self.missing = set(capture.wanted)
+        self.scores: dict[int, Tensor] = {}
+        self.prompt_ids: Sequence[int] = capture.unit.prompts[rows]
+
+    def run(self) -> None:
+        """Run the model until everything wanted has arrived."""
+        model = self.capture.model
+        # Each hook is bound to its own key: the hook point's name differs between modes.
+        hooks = [
+            (model.hook_name(name, layer), functools.partial(self._arrive, name, layer))
+            for name, layer in sorted(self.capture.wanted)
+        ]
+        try:
+            with model.hooks(hooks):
+                model.forward(torch.from_numpy(self.capture.tokens(self.rows)))
+        except _EverythingArrived:
+            pass
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _out_of_memory(error):
+                raise
+            raise self._out_of_memory() from error
+        finally:
+            for layer in self.capture.layers:
+                model.clear(layer)
+        if self.missing:
+            self._refuse_missing()
+
+    def _arrive(self, name: str, layer: int, value: Any, hook: Any = None) -> None:
+        if (name, layer) not in self.missing:
+            return
+        self.missing.discard((name, layer))
+        capture = self.capture
+        with torch.inference_mode():
+            self._take(name, layer, value.detach())
+        if name == "pattern":
+            capture.model.clear(layer)
+        if not self.missing:
+            raise _EverythingArrived
+
+    def _take(self, name: str, layer: int, value: Tensor) -> None:
+        capture = self.capture
+        check_shape(name, layer, value, capture.model.facts, capture.unit.length)
+        heads = capture.heads[ACTIVATIONS[name].head_dim]
+        value = cut(name, value, heads=heads, positions=None)
+        if name == "scores":
+            value = mask_scores(value)
+        largest = largest_magnitude(name, layer, value, prompts=self.prompt_ids, heads=heads)
+        if capture.check_scores and self.rows.start == 0:
+            self._compare(name, layer, value)
+        statistics = capture.statistics.get(name, ())
+        if statistics:
+            seen = self._attention(layer, value) if name == "pattern" else value
+            for statistic in statistics:
+                statistic.update(layer, seen, self.rows)
+        if name in capture.plan.activations:
+            kept = cut(name, value, heads=None, positions=capture.plan.positions)
+            kept = cast(name, kept, capture.plan.activations[name], largest)
+            self.background.submit(functools.partial(self._write, name, layer, kept))
+
+    def _attention(self, layer: int, pattern: Tensor) -> Attention:
+        facts = self.capture.model.facts
+        return Attention.from_pattern(pattern, causal=facts.causal, window=facts.windows[layer])
+
+    def _write(self, name: str, layer: int, value: Tensor) -> None:
+        # On the writer's thread, so that the copy from a GPU overlaps with the forward pass too.
+        self.out.write(name, layer, self.rows, value.cpu().numpy())
+
+    def _compare(self, name: str, layer: int, value: Tensor) -> None:
+        """Check, in the unit's first batch, that scores and pattern belong together."""
+        if name == "scores":
+            self.scores[layer] = value
+        elif name == "pattern" and layer in self.scores:
+            check_softmax(layer, self.scores.pop(layer), value, value.dtype)
+
+    def _refuse_missing(self) -> None:
+        model = self.capture.model
+        names = sorted({name for name, _ in self.missing})
+        hooks = [model.hook_name(name, layer) for name, layer in sorted(self.missing)]
+        shown = ", ".join(hooks[:4]) + (f" and {len(hooks) - 4} more" if len(hooks) > 4 else "")
+        raise MissingActivationError(
+            f"{', '.join(names)} never arrived: nothing came through {shown}.",
+            hint=f"{model.facts.architecture} gives: {', '.join(sorted(model.available()))}.",
+        )
+
+    def _out_of_memory(self) -> OutOfMemoryError:
+        facts = self.capture.model.facts
+        batch, length = len(self.prompt_ids), self.capture.unit.length
+        square = batch * facts.n_heads * length**2 * (2 if "16" in facts.dtype else 4)
+        smaller = f"a smaller batch (--batch-size {batch // 2}), " if batch > 1 else ""
+        return OutOfMemoryError(
+            f"Out of memory on {facts.device} in a forward pass of {batch} x {length} tokens in "
+            f"{facts.dtype}: one layer's attention alone is {readable_bytes(square)}, the weights "
+            f"are {readable_bytes(facts.size)}.",
+            hint=f"Try {smaller}shorter prompts (--length), half precision (--dtype float16), or "
+            "another device.",
+        )
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in ("out of memory", "can't allocate memory", "not enough mem")
+    )
