@@ -124,6 +124,8 @@ class Finding(BaseModel):
         The numbers it rests on.
     null : dict
         The same numbers by chance, from the twins or a closed form.
+    analysis : str
+        Which analysis makes the claim; filled in by the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -133,6 +135,7 @@ class Finding(BaseModel):
     text: str = Field(min_length=1)
     evidence: dict[str, Any] = {}
     null: dict[str, Any] = {}
+    analysis: str = ""
 
     @pydantic.field_validator("evidence", "null", mode="before")
     @classmethod

@@ -225,6 +225,17 @@ def load_analysis(plugin: Plugin) -> type[Analysis]:
     return found
 
 
+def load_observer(plugin: Plugin) -> pluggy.PluginManager:
+    """Import one observer and return the manager through which it is told.
+
+    Raises
+    ------
+    BrokenPluginError
+        If it cannot be imported or implements a misspelt hook.
+    """
+    return _manager(ObserverHooks, plugin, plugin.load())
+
+
 def _manager(spec: type, plugin: Plugin, module: Any) -> pluggy.PluginManager:
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(spec)
@@ -259,7 +270,7 @@ class Observers:
         self.notes: list[str] = []
         for plugin in enabled(discover(OBSERVERS), disabled):
             try:
-                self._managers.append((plugin, _manager(ObserverHooks, plugin, plugin.load())))
+                self._managers.append((plugin, load_observer(plugin)))
             except BrokenPluginError as error:
                 self._note(str(error))
 

@@ -132,7 +132,7 @@ def load_result(folder: Path) -> xr.Dataset:
             hint="Run the analysis again: `attnlens analyze`.",
         ) from error
     texts = {
-        n: v.copy(data=np.array(v.values.tolist(), dtype=str))
+        n: v.copy(data=np.array(v.values.tolist(), dtype=str).reshape(v.shape))
         for n, v in stored.variables.items()
         if v.dtype.kind == "T"
     }

@@ -1,0 +1,1 @@
+def attnlens_register_analysis(:

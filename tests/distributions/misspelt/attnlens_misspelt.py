@@ -1,0 +1,6 @@
+import attnlens
+
+
+@attnlens.hookimpl
+def attnlens_register_analisys():
+    return None
