@@ -1,0 +1,85 @@
+"""Between hook and store: masks, finiteness, casts, copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlens.activations import MASKED_SCORE
+from attnlens.errors import CaptureError, NonFiniteError
+from attnlens.taps import (
+    DoesNotFitError,
+    cast,
+    check_softmax,
+    cut,
+    largest_magnitude,
+    mask_scores,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("mark", ["least", "infinite"])
+def test_masked_scores_become_one_number(dtype: torch.dtype, mark: str) -> None:
+    masked = torch.finfo(dtype).min if mark == "least" else -torch.inf
+    scores = torch.tensor([[1.5, masked], [-300.0, 2.0]], dtype=dtype)
+    # As models do it: a score is added to the mask's number.
+    scores[0, 1] += -7.0
+    result = mask_scores(scores)
+    assert result.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    expected = torch.tensor([[1.5, MASKED_SCORE], [-300.0, 2.0]]).to(dtype).to(result.dtype)
+    expected[0, 1] = MASKED_SCORE
+    assert torch.equal(result, expected)
+
+
+def test_scores_that_are_not_a_number_are_not_taken_for_masked() -> None:
+    scores = torch.tensor([torch.nan, torch.inf])
+    assert torch.equal(mask_scores(scores).isnan(), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_not_finite_is_named_with_its_place(bad: float, dtype: torch.dtype) -> None:
+    value = torch.rand(3, 5, 4, 4).to(dtype)
+    value[1, 2, 3, 0] = bad
+    with pytest.raises(NonFiniteError) as caught:
+        largest_magnitude("pattern", 7, value, prompts=[10, 20, 30], heads=[1, 2, 9, 11, 13])
+    text = str(caught.value)
+    for part in ("pattern", "layer 7", "head 9", "query_pos 3", "key_pos 0", "prompt 20"):
+        assert part in text
+
+
+def test_many_large_finite_numbers_are_finite() -> None:
+    value = torch.full((2, 64, 4, 64), 60000.0, dtype=torch.float16)
+    assert largest_magnitude("z", 0, value, prompts=[0, 1]) == 60000.0
+    assert largest_magnitude("z", 0, -value, prompts=[0, 1]) == 60000.0
+
+
+def test_what_is_kept_is_a_copy_as_large_as_what_was_asked_for() -> None:
+    live = torch.rand(4, 16, 3, 8)
+    kept = cast("z", cut("z", live, heads=[1], positions=[-1]), "float32", 1.0)
+    assert kept.shape == (4, 1, 1, 8)
+    assert torch.equal(kept[:, 0, 0], live[:, -1, 1])
+    assert kept.untyped_storage().nbytes() == 4 * 8 * 4
+    whole = cast("z", cut("z", live, heads=None, positions=None), "float32", 1.0)
+    before = whole.clone()
+    live.zero_()
+    assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize("largest", [65505.0, 1e-5])
+def test_half_precision_is_refused_where_it_loses(largest: float) -> None:
+    value = torch.tensor([[[[largest]]]])
+    with pytest.raises(DoesNotFitError):
+        cast("z", value, "float16", largest)
+    assert cast("z", value, "float32", largest).item() == value.item()
+    assert cast("z", torch.zeros(1), "float16", 0.0).item() == 0.0
+
+
+def test_scores_and_pattern_must_belong_together() -> None:
+    scores = torch.randn(2, 3, 5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), MASKED_SCORE)
+    pattern = scores.softmax(-1)
+    check_softmax(0, scores, pattern, torch.float32)
+    # A sink takes its share of every row.
+    check_softmax(0, scores, pattern * torch.rand(2, 3, 5, 1), torch.float32)
+    with pytest.raises(CaptureError, match="layer 0"):
+        check_softmax(0, pattern, pattern, torch.float32)
