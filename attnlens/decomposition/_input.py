@@ -1,0 +1,203 @@
+"""What a tensor must be before it is decomposed, and the checks that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlens.errors import DecompositionError
+
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(stage, done, total)``."""
+
+_WIDE = 1 << 26
+"""Elements up to which half and single precision input is worked on in float64."""
+
+
+@dataclass
+class Labelled:
+    """A finite tensor scaled to unit norm, with the names of its modes.
+
+    ``tensor * scale`` is what was given; `scale` is a pair whose product may overflow.
+    """
+
+    tensor: Tensor
+    dims: tuple[str, ...]
+    coords: dict[Hashable, Any] = field(default_factory=dict)
+    scale: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every entry is zero."""
+        return self.scale[0] == 0.0
+
+    def rescale(self, values: np.ndarray) -> np.ndarray:
+        """Undo the scaling of a quantity that is linear in the tensor."""
+        return np.asarray(values * self.scale[1] * self.scale[0])
+
+
+def available_memory(device: torch.device) -> int:
+    """Free bytes on a device; on the CPU, of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def check_size(shape: Sequence[int], memory: int, what: str = "the tensor") -> None:
+    """Refuse a tensor that cannot be decomposed within `memory` bytes.
+
+    Raises
+    ------
+    DecompositionError
+        With the estimate.
+    """
+    elements = math.prod(shape)
+    width = 8 if elements <= _WIDE else 4
+    # The tensor as given, its working copy, and one block of temporaries.
+    need = elements * width * 2.5
+    if need > memory:
+        size = " x ".join(map(str, shape))
+        raise DecompositionError(
+            f"{what} of {size} needs about {need / 2**30:,.1f} GiB of memory; "
+            f"{memory / 2**30:,.1f} GiB may be used.",
+            hint="Decompose a sample of it (fewer prompts or positions), or compress it in slices "
+            "with attnlens.decomposition.compress_slices.",
+        )
+
+
+def names_of(tensor: Any, dims: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of a tensor's modes: xarray's own, `dims`, or ``mode_0, mode_1, ...``."""
+    own = getattr(tensor, "dims", None)
+    count = len(tensor.shape)
+    if dims is not None:
+        names = tuple(str(d) for d in dims)
+    elif own is not None:
+        names = tuple(str(d) for d in own)
+    else:
+        names = tuple(f"mode_{k}" for k in range(count))
+    if len(names) != count or len(set(names)) != count:
+        raise DecompositionError(
+            f"dims={list(names)} does not name the {count} modes of a tensor of shape "
+            f"{tuple(tensor.shape)}, each once."
+        )
+    if "component" in names:
+        raise DecompositionError(
+            "A mode of the tensor is called 'component', the name of the results' own dimension.",
+            hint="Rename it before decomposing.",
+        )
+    return names
+
+
+def read(
+    tensor: Any,
+    *,
+    dims: Sequence[str] | None = None,
+    modes: tuple[int, int] = (3, 4),
+    nonnegative: bool = False,
+    memory: int | None = None,
+) -> Labelled:
+    """Bring an xarray, numpy or torch tensor into working form.
+
+    Integers, booleans and half precision become float64 (float32 above 2**26 elements). The tensor
+    is divided by its largest magnitude before any product, so that no scale over- or underflows.
+
+    Raises
+    ------
+    DecompositionError
+        Not a dense real tensor with the allowed number of modes, an empty mode, a value that is
+        not finite (the message says where), a negative value under `nonnegative`, or too large.
+    """
+    if not hasattr(tensor, "shape"):
+        tensor = np.asarray(tensor)
+    shape = tuple(int(n) for n in tensor.shape)
+    low, high = modes
+    if not low <= len(shape) <= high:
+        raise DecompositionError(
+            f"A tensor with {low} to {high} modes is needed; this one has {len(shape)}: "
+            f"shape {shape}."
+        )
+    if 0 in shape:
+        raise DecompositionError(f"The tensor has an empty mode: shape {shape}.")
+    names = names_of(tensor, dims)
+    device = tensor.device if isinstance(tensor, Tensor) else torch.device("cpu")
+    check_size(shape, available_memory(device) if memory is None else memory)
+    coords: dict[Hashable, Any] = {}
+    if hasattr(tensor, "coords"):
+        own = dict(zip((str(d) for d in tensor.dims), names, strict=True))
+        for key, value in tensor.coords.items():
+            if len(value.dims) <= 1 and (str(key) not in own or own[str(key)] == str(key)):
+                coords[key] = (tuple(own[str(d)] for d in value.dims), np.asarray(value.values))
+        tensor = tensor.values
+    data = _to_torch(tensor)
+    _check_values(data, names, nonnegative)
+    largest = float(data.abs().max())
+    if largest == 0.0:
+        return Labelled(data, names, coords, (0.0, 1.0))
+    data = data / largest
+    norm = _norm(data)
+    return Labelled(data / norm, names, coords, (largest, norm))
+
+
+def _to_torch(tensor: Any) -> Tensor:
+    if isinstance(tensor, Tensor):
+        data = tensor.detach()
+    else:
+        array = np.asarray(tensor)
+        if array.dtype.kind not in "biuf":
+            raise DecompositionError(
+                f"A tensor of real numbers is needed; this one is of dtype {array.dtype}."
+            )
+        if array.dtype.kind == "f" and array.dtype.itemsize not in (2, 4, 8):
+            array = array.astype(np.float64)
+        if array.dtype.byteorder not in "=|" or array.dtype.kind == "u":
+            array = array.astype(np.float64)
+        if not array.flags.writeable or any(s < 0 for s in array.strides):
+            array = array.copy()  # torch takes neither read-only nor reversed arrays
+        data = torch.from_numpy(array)
+    if data.is_complex() or data.layout != torch.strided:
+        raise DecompositionError(
+            f"A dense tensor of real numbers is needed; this one is {data.dtype}, {data.layout}."
+        )
+    if data.device.type == "mps":  # it has no float64
+        data = data.cpu()
+    if data.dtype == torch.float64:
+        return data
+    return data.to(torch.float64 if data.numel() <= _WIDE else torch.float32)
+
+
+def _check_values(data: Tensor, names: tuple[str, ...], nonnegative: bool) -> None:
+    bad = ~torch.isfinite(data)
+    if bool(bad.any()):
+        _refuse(data, bad, names, "not finite", "Mask or drop those entries first.")
+    if nonnegative:
+        bad = data < 0
+        if bool(bad.any()):
+            _refuse(data, bad, names, "negative", "Use nonnegative=False, or clip the tensor.")
+
+
+def _refuse(data: Tensor, bad: Tensor, names: tuple[str, ...], what: str, hint: str) -> None:
+    where = bad.nonzero()
+    place = ", ".join(f"{n}={int(i)}" for n, i in zip(names, where[0], strict=True))
+    value = float(data[tuple(where[0])])
+    raise DecompositionError(
+        f"{len(where)} of {data.numel()} entries are {what}; the first is {value} at {place}.",
+        hint=hint,
+    )
+
+
+def _norm(data: Tensor) -> float:
+    return math.sqrt(sum(float(part.double().square().sum()) for part in data))
+
+
+def tell(progress: Progress | None, stage: str, done: int, total: int) -> None:
+    """Report progress if somebody listens."""
+    if progress is not None:
+        progress(stage, done, total)
