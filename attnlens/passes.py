@@ -6,9 +6,10 @@ prompts and the store's folder can capture any unit, in any order, and gets the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,7 @@ from torch import Tensor
 from attnlens.activations import ACTIVATIONS
 from attnlens.attention import Attention
 from attnlens.background import Background
-from attnlens.errors import MissingActivationError, OutOfMemoryError
-from attnlens.machine import readable_bytes
+from attnlens.errors import MissingActivationError
 from attnlens.parts import kv_heads
 from attnlens.statistics import Statistic
 from attnlens.storeplan import StorePlan
@@ -29,7 +29,6 @@ from attnlens.taps import (
     check_softmax,
     cut,
     largest_magnitude,
-    mask_scores,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from attnlens.store.write import StoreWriter, UnitWriter
 
 
-class _EverythingArrived(Exception):
+class _EverythingArrivedError(Exception):
     """Ends a forward pass early: nothing is wanted from the rest of the model."""
 
 
@@ -157,46 +156,29 @@ class _Pass:
 
     def run(self) -> None:
         """Run the model until everything wanted has arrived."""
-        model = self.capture.model
-        # Each hook is bound to its own key: the hook point's name differs between modes.
-        hooks = [
-            (model.hook_name(name, layer), functools.partial(self._arrive, name, layer))
-            for name, layer in sorted(self.capture.wanted)
-        ]
-        try:
-            with model.hooks(hooks):
-                model.forward(torch.from_numpy(self.capture.tokens(self.rows)))
-        except _EverythingArrived:
-            pass
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not _out_of_memory(error):
-                raise
-            raise self._out_of_memory() from error
-        finally:
-            for layer in self.capture.layers:
-                model.clear(layer)
+        capture = self.capture
+        names = sorted({name for name, _ in capture.wanted})
+        with (
+            contextlib.suppress(_EverythingArrivedError),
+            capture.model.record(names, self._arrive, layers=capture.layers),
+        ):
+            capture.model.forward(torch.from_numpy(capture.tokens(self.rows)))
         if self.missing:
             self._refuse_missing()
 
-    def _arrive(self, name: str, layer: int, value: Any, hook: Any = None) -> None:
+    def _arrive(self, name: str, layer: int, value: Tensor) -> None:
         if (name, layer) not in self.missing:
             return
         self.missing.discard((name, layer))
-        capture = self.capture
-        with torch.inference_mode():
-            self._take(name, layer, value.detach())
-        if name == "pattern":
-            capture.model.clear(layer)
+        self._take(name, layer, value.detach())
         if not self.missing:
-            raise _EverythingArrived
+            raise _EverythingArrivedError
 
     def _take(self, name: str, layer: int, value: Tensor) -> None:
         capture = self.capture
         check_shape(name, layer, value, capture.model.facts, capture.unit.length)
         heads = capture.heads[ACTIVATIONS[name].head_dim]
         value = cut(name, value, heads=heads, positions=None)
-        if name == "scores":
-            value = mask_scores(value)
         largest = largest_magnitude(name, layer, value, prompts=self.prompt_ids, heads=heads)
         if capture.check_scores and self.rows.start == 0:
             self._compare(name, layer, value)
@@ -227,29 +209,15 @@ class _Pass:
 
     def _refuse_missing(self) -> None:
         model = self.capture.model
-        names = sorted({name for name, _ in self.missing})
-        hooks = [model.hook_name(name, layer) for name, layer in sorted(self.missing)]
-        shown = ", ".join(hooks[:4]) + (f" and {len(hooks) - 4} more" if len(hooks) > 4 else "")
+        places = [f"{name} of layer {layer}" for name, layer in sorted(self.missing)]
+        shown = ", ".join(places[:4]) + (f" and {len(places) - 4} more" if places[4:] else "")
+        hooks = []
+        for name, layer in sorted(self.missing)[:4]:
+            # What is computed from several hooks has no name of its own.
+            with contextlib.suppress(MissingActivationError):
+                hooks.append(model.hook_name(name, layer))
+        through = f": nothing came through {', '.join(hooks)}" if hooks else ""
         raise MissingActivationError(
-            f"{', '.join(names)} never arrived: nothing came through {shown}.",
+            f"{shown} never arrived{through}.",
             hint=f"{model.facts.architecture} gives: {', '.join(sorted(model.available()))}.",
         )
-
-    def _out_of_memory(self) -> OutOfMemoryError:
-        facts = self.capture.model.facts
-        batch, length = len(self.prompt_ids), self.capture.unit.length
-        square = batch * facts.n_heads * length**2 * (2 if "16" in facts.dtype else 4)
-        smaller = f"a smaller batch (--batch-size {batch // 2}), " if batch > 1 else ""
-        return OutOfMemoryError(
-            f"Out of memory on {facts.device} in a forward pass of {batch} x {length} tokens in "
-            f"{facts.dtype}: one layer's attention alone is {readable_bytes(square)}, the weights "
-            f"are {readable_bytes(facts.size)}.",
-            hint=f"Try {smaller}shorter prompts (--length), half precision (--dtype float16), or "
-            "another device.",
-        )
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        sign in str(error) for sign in ("out of memory", "can't allocate memory", "not enough mem")
-    )

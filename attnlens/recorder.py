@@ -19,7 +19,7 @@ from attnlens.plan import Plan, make_plan
 from attnlens.progress import Progress, Silent
 from attnlens.recording import Recorder, twin_seed
 from attnlens.statistics import STATISTICS, Statistic
-from attnlens.store.read import Store
+from attnlens.store import Store, open_store
 
 __all__ = ["capture", "capture_unit", "record", "twin_seed"]
 
@@ -89,9 +89,11 @@ def record(
         progress=progress or Silent(),
         statistics={**STATISTICS, **(statistics or {})},
     )
-    store = recorder.run(model)
+    recorder.run(model)
+    # Opened once more, now that statistics of other authors are known by name.
+    store = open_store(out, statistics=statistics)
     if attach_model:
-        store.attach_model(model)
+        store.attach(model)
     return store
 
 

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from attnlens.models import Model
     from attnlens.progress import Progress
     from attnlens.statistics import Statistic
-    from attnlens.store.read import Store
 
 _VERSIONS: Final = ("attnlens", "torch", "transformers", "transformer-lens", "numpy", "zarr")
 
@@ -81,11 +80,14 @@ class Recorder:
                         + f"Known are: {', '.join(sorted(self.statistics))}.",
                     )
 
-    def run(self, model: Model) -> Store:
+    def run(self, model: Model) -> None:
         """Capture all stores; the run's own is sealed last, for it holds the others."""
-        _check_hooks(model, self.plan.stores)
+        for store in self.plan.stores:
+            # Finds every hook before anything is written.
+            names = {*store.activations, *(self.statistics[n].of for n in store.statistics)}
+            with model.record(sorted(names), lambda *_: None, layers=store.layers):
+                pass
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_eval_mode(model))
             main = self._capture(stack, model, self.plan.main, "capture")
             for store in self.plan.stores[1:]:
                 if store.twin is None:
@@ -100,7 +102,7 @@ class Recorder:
                     writer.seal()
                 # Before the next twin is made, or two would be in memory at once.
                 del twin
-            return main.seal()
+            main.seal()
 
     def _companion(self, model: Model, store: StorePlan) -> None:
         label = f"capture {store.corpus}"
@@ -217,24 +219,3 @@ def _with_dtypes(manifest: Manifest, dtypes: Mapping[str, str]) -> Manifest:
     for name, dtype in dtypes.items():
         activations[name] = activations[name].model_copy(update={"dtype": dtype})
     return manifest.model_copy(update={"activations": activations})
-
-
-def _check_hooks(model: Model, stores: Iterable[StorePlan]) -> None:
-    """Find every hook before anything is written."""
-    for store in stores:
-        for name in store.activations:
-            for layer in store.layers or range(model.facts.n_layers):
-                model.hook_name(name, layer)
-
-
-@contextlib.contextmanager
-def _eval_mode(model: Model) -> Iterator[None]:
-    """Switch dropout off, and every module back to the mode that it was found in."""
-    training = [module for module in model.bridge.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

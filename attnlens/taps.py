@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from attnlens.activations import ACTIVATIONS, MASKED_SCORE
+from attnlens.activations import ACTIVATIONS
 from attnlens.errors import CaptureError, NonFiniteError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -69,17 +69,6 @@ def check_shape(name: str, layer: int, value: Tensor, facts: ModelFacts, length:
             f"not {list(dims)} with {length} tokens.",
             hint=f"attnlens cannot capture {name} from this architecture.",
         )
-
-
-def mask_scores(value: Tensor) -> Tensor:
-    """Return a copy of scores in float32 (or float64), with masked cells at :data:`MASKED_SCORE`.
-
-    The model marks them with the least number of its dtype, which adding a score leaves as it is
-    or turns into -inf; no real score comes near half of it.
-    """
-    masked = value < torch.finfo(value.dtype).min / 2
-    wide = value.to(torch.promote_types(value.dtype, torch.float32))
-    return wide.masked_fill(masked, MASKED_SCORE)
 
 
 def largest_magnitude(
@@ -175,7 +164,7 @@ def check_softmax(layer: int, scores: Tensor, pattern: Tensor, dtype: torch.dtyp
     ----------
     layer : int
     scores, pattern : Tensor
-        ``[prompt, head, query_pos, key_pos]``, the scores as :func:`mask_scores` returns them.
+        ``[prompt, head, query_pos, key_pos]``, masked cells of the scores at the documented number.
     dtype : torch.dtype
         The model's.
 

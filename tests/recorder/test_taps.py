@@ -1,4 +1,4 @@
-"""Between hook and store: masks, finiteness, casts, copies."""
+"""Between hook and store: finiteness, casts, copies."""
 
 from __future__ import annotations
 
@@ -13,27 +13,7 @@ from attnlens.taps import (
     check_softmax,
     cut,
     largest_magnitude,
-    mask_scores,
 )
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("mark", ["least", "infinite"])
-def test_masked_scores_become_one_number(dtype: torch.dtype, mark: str) -> None:
-    masked = torch.finfo(dtype).min if mark == "least" else -torch.inf
-    scores = torch.tensor([[1.5, masked], [-300.0, 2.0]], dtype=dtype)
-    # As models do it: a score is added to the mask's number.
-    scores[0, 1] += -7.0
-    result = mask_scores(scores)
-    assert result.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    expected = torch.tensor([[1.5, MASKED_SCORE], [-300.0, 2.0]]).to(dtype).to(result.dtype)
-    expected[0, 1] = MASKED_SCORE
-    assert torch.equal(result, expected)
-
-
-def test_scores_that_are_not_a_number_are_not_taken_for_masked() -> None:
-    scores = torch.tensor([torch.nan, torch.inf])
-    assert torch.equal(mask_scores(scores).isnan(), torch.tensor([True, False]))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
