@@ -1,0 +1,36 @@
+"""Models: a name, a folder or a live model becomes a hooked model and its facts.
+
+The only room that imports transformer_lens and transformers. `ModelFacts` needs neither them nor
+torch, so that stores and reports can be read without them; the rest is imported when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnlens.models.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from attnlens.models.loading import describe_model, load_model
+    from attnlens.models.model import Model
+
+__all__ = ["Model", "ModelFacts", "describe_model", "load_model"]
+
+_HOMES = {
+    "Model": "attnlens.models.model",
+    "describe_model": "attnlens.models.loading",
+    "load_model": "attnlens.models.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
