@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,25 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from attnlens.analysis import Analysis, plain
 from attnlens.execution import Executor
-from attnlens.folders import (
-    RUN_FILE,
-    STORE,
-    default_folder,
-    prepare,
-    write_json,
-)
-from attnlens.needs import MAIN, requests
+from attnlens.folders import RUN_FILE, STORE, default_folder, prepare, write_json
+from attnlens.needs import MAIN
 from attnlens.plugins import Observers
+from attnlens.preparation import Preparation, corpus_of, parse_needs
 from attnlens.progress import Progress, Silent
 from attnlens.report import write_report
 from attnlens.runs import Run
 from attnlens.selection import Selected, default_names, select
+from attnlens.store import Store, open_store
 
 if TYPE_CHECKING:
-    from attnlens.corpora import CorpusSpec, Prompts
     from attnlens.models import Model
     from attnlens.plan import Plan
-    from attnlens.store import Store
 
 #: Distributions whose versions a run records.
 _RECORDED = (
@@ -39,8 +32,8 @@ _RECORDED = (
     "tensorly", "xarray", "zarr", "matplotlib", "pluggy",
 )  # fmt: skip
 
-#: Up to how many parameters several twins are made; a larger model gets one.
-_SMALL_MODEL = 50_000_000
+#: What decides how the model is loaded, among the settings of a run.
+_LOADING = ("revision", "device", "dtype", "device_map", "trust_remote_code")
 
 
 def versions() -> dict[str, str]:
@@ -54,96 +47,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which part of the model to capture, and how: see :func:`attnlens.plan.make_plan`."""
-
-    layers: Sequence[int] | None = None
-    heads: Sequence[int] | None = None
-    positions: str | Sequence[int] | None = None
-    batch_size: int | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-
-
-def number_of_twins(n_params: int) -> int:
-    """Return how many twins are made unless told otherwise: three, or one of a large model."""
-    return 3 if n_params <= _SMALL_MODEL else 1
-
-
-def _corpus(value: Any, *, seed: int, **fields: Any) -> CorpusSpec | Prompts:
-    """Make a spec of whatever a person passes as a corpus; prompts stay as they are."""
-    from attnlens.corpora import CorpusSpec, Prompts, as_corpus
-
-    if isinstance(value, Prompts):
-        return value
-    fields = {name: field for name, field in fields.items() if field is not None}
-    if not isinstance(value, CorpusSpec):
-        fields["seed"] = seed
-    return as_corpus(value, **fields)
-
-
-def gather_prompts(
-    corpora: Iterable[str], spec: CorpusSpec | Prompts, model: Model
-) -> dict[str, Prompts]:
-    """Load the prompts of the run's own corpus, named ``""``, and of every other one asked for."""
-    from attnlens.corpora import Prompts, load_prompts
-
-    own = (
-        spec
-        if isinstance(spec, Prompts)
-        else load_prompts(spec, tokenizer=model.tokenizer, facts=model.facts)
-    )
-    prompts = {MAIN: own}
-    for name in corpora:
-        if name != MAIN:
-            prompts[name] = load_prompts(
-                _other_corpus(name, spec, own), tokenizer=model.tokenizer, facts=model.facts
-            )
-    return prompts
-
-
-def _other_corpus(name: str, spec: CorpusSpec | Prompts, own: Prompts) -> CorpusSpec:
-    """Describe a corpus that an analysis asks for: as many tokens as the run's own, about."""
-    from attnlens.corpora import CorpusSpec
-
-    longest = max(len(t) for t in own.tokens)
-    return CorpusSpec(
-        name=name,
-        samples=min(len(own.tokens), 16),
-        length=max(longest, 16),
-        seed=getattr(spec, "seed", own.seed),
-    )
-
-
-def plan_run(
-    selected: Sequence[Selected],
-    model: Model,
-    spec: CorpusSpec | Prompts,
-    *,
-    twins: int | None,
-    what: Selection,
-    out: Path | None,
-) -> tuple[Plan, dict[str, Prompts]]:
-    """Turn the needs of the analyses into a plan for one pass over each corpus."""
-    from attnlens.plan import make_plan
-
-    wanted, of_twins = requests(s.needs for s in selected)
-    prompts = gather_prompts([*wanted, *of_twins], spec, model)
-    n_twins = number_of_twins(model.facts.n_params) if twins is None else twins
-    plan = make_plan(
-        model.facts,
-        prompts,
-        wanted,
-        of_twins if n_twins else {},
-        n_twins=n_twins if of_twins else 0,
-        batch_size=what.batch_size,
-        layers=what.layers,
-        heads=what.heads,
-        positions=what.positions,
-        dtypes=dict(what.dtypes) or None,
-        out=out,
-    )
-    return plan, prompts
+def new_folder(model: Any, suffix: str = "") -> Path:
+    """Return a folder for a new run, named after the model."""
+    name = str(model).partition("@")[0] if isinstance(model, (str, Path)) else type(model).__name__
+    return default_folder(name, suffix)
 
 
 def run(
@@ -172,7 +79,7 @@ def run(
     trust_remote_code: bool = False,
     command: Sequence[str] = (),
     progress: Progress | None = None,
-    on_plan: Any = None,
+    on_plan: Callable[[Plan], None] | None = None,
 ) -> Run:
     """Capture what the analyses need in one pass, run them, and write the report.
 
@@ -183,7 +90,7 @@ def run(
         ``"demo"``, or a live model.
     plugins : sequence of str, Analysis or type, optional
         Analyses by name, class or instance; the built-in ones by default.
-    corpus : str, CorpusSpec, Prompts, list of str or array of int
+    corpus : str, path, list of str, array of int, CorpusSpec or Prompts
         ``"default"`` (a public-domain text), ``"repeated-random"``, or the prompts themselves.
     options : mapping from analysis name to options, optional
     disabled : iterable of str
@@ -196,8 +103,10 @@ def run(
         Number of prompts, and tokens of each.
     seed : int
     twins : int, optional
-        How many models with fresh random weights tell what the numbers are by chance.
+        How many models with fresh random weights tell what the numbers are by chance; three by
+        default, one of a large model.
     layers, heads : sequence of int, optional
+        Capture these alone.
     positions : {"last"} or sequence of int, optional
     batch_size : int, optional
     dtypes : mapping from activation to dtype, optional
@@ -209,12 +118,12 @@ def run(
     progress : Progress, optional
         Told how far the work is.
     on_plan : callable, optional
-        Called with the :class:`attnlens.plan.Plan` before anything heavy starts.
+        Called with the :class:`attnlens.plan.Plan` before the pass starts.
 
     Returns
     -------
     Run
-        A mapping from the names of the analyses to their results. Analyses that failed are in
+        A mapping from the names of the analyses to their results. What failed is in
         ``run.errors``.
 
     Raises
@@ -225,16 +134,22 @@ def run(
     from attnlens.models import load_model
     from attnlens.recorder import record as record_store
 
-    progress = progress or Silent()
-    selected = select(plugins or default_names(disabled), options, disabled)
-    observers = Observers(disabled)
-    spec = _corpus(corpus, samples=samples, length=length, seed=seed)
-    folder = prepare(
-        Path(out) if out is not None else default_folder(_name_of(model)),
-        overwrite=overwrite,
-        resume=resume,
-    )
     started = time.perf_counter()
+    progress = progress or Silent()
+    prepared = Preparation(
+        selected=select(plugins or default_names(disabled), options, disabled),
+        spec=corpus_of(corpus, samples=samples, length=length, seed=seed),
+        twins=twins,
+        layers=layers,
+        heads=heads,
+        positions=positions,
+        batch_size=batch_size,
+        dtypes=dtypes or {},
+    )
+    observers = Observers(disabled)
+    folder = prepare(
+        Path(out) if out is not None else new_folder(model), overwrite=overwrite, resume=resume
+    )
     with progress.stage("loading the model"):
         live = load_model(
             model,
@@ -244,12 +159,10 @@ def run(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
-    what = Selection(layers, heads, positions, batch_size, dtypes or {})
-    plan, prompts = plan_run(selected, live, spec, twins=twins, what=what, out=folder / STORE)
+    plan, prompts = prepared.plan(live.facts, live.tokenizer, folder / STORE)
     if on_plan is not None:
         on_plan(plan)
     plan.check()
-    own_statistics = {s.name: s for one in selected for s in one.analysis.statistics}
     store = record_store(
         plan,
         live,
@@ -257,14 +170,14 @@ def run(
         folder / STORE,
         seed=seed,
         resume=resume and (folder / STORE).exists(),
-        command=list(command),
+        command=command,
         progress=progress,
-        statistics=own_statistics,
+        statistics=prepared.statistics,
     )
-    notes = [*live.notes, *plan.notes, *prompts[MAIN].notes, *observers.notes]
+    notes = [*live.notes, *plan.notes, *prompts[MAIN].notes]
     return _analyse(
         store,
-        selected,
+        prepared.selected,
         folder,
         base={
             "command": list(command),
@@ -276,6 +189,119 @@ def run(
         model=live,
         started=started,
         progress=progress,
+    )
+
+
+def capture_needs(
+    model: Any,
+    *,
+    plugins: Sequence[str],
+    needs: Sequence[str],
+    out: Path,
+    options: Mapping[str, Mapping[str, Any]],
+    disabled: Iterable[str],
+    corpus: Any,
+    seed: int,
+    overwrite: bool = False,
+    resume: bool = False,
+    command: Sequence[str] = (),
+    progress: Progress,
+    on_plan: Callable[[Plan], None],
+    **settings: Any,
+) -> Store:
+    """Capture what analyses need, or what is named, without running an analysis.
+
+    Parameters
+    ----------
+    model, plugins, options, disabled, corpus, seed, out, overwrite, resume, command, progress
+        As for :func:`run`.
+    needs : sequence of str
+        Activations, statistics or ``"weights"``, each optionally ``@corpus``.
+    on_plan : callable
+        Called with the plan.
+    **settings
+        The remaining settings of :func:`run`.
+
+    Returns
+    -------
+    Store
+    """
+    from attnlens.models import load_model
+    from attnlens.recorder import record as record_store
+
+    loading = {name: settings.pop(name) for name in _LOADING}
+    prepared = _prepared(plugins, needs, options, disabled, corpus, seed, settings)
+    prepare(out.parent, resume=True)
+    with progress.stage("loading the model"):
+        live = load_model(model, **loading)
+    plan, prompts = prepared.plan(live.facts, live.tokenizer, out)
+    on_plan(plan)
+    plan.check()
+    for note in (*live.notes, *prompts[MAIN].notes):
+        progress.note(note)
+    return record_store(
+        plan,
+        live,
+        prompts,
+        out,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        command=command,
+        progress=progress,
+        statistics=prepared.statistics,
+    )
+
+
+def plan_only(
+    model: str,
+    *,
+    plugins: Sequence[str] | None,
+    options: Mapping[str, Mapping[str, Any]],
+    disabled: Iterable[str],
+    corpus: Any,
+    seed: int,
+    needs: Sequence[str] = (),
+    out: Path | None = None,
+    **settings: Any,
+) -> Plan:
+    """Plan a run or a capture without loading any weights.
+
+    Parameters
+    ----------
+    model, plugins, options, disabled, corpus, seed, needs, out, **settings
+        As for :func:`run` and :func:`capture_needs`.
+
+    Returns
+    -------
+    Plan
+    """
+    from attnlens.models import describe_model, load_tokenizer
+
+    loading = {name: settings.pop(name) for name in _LOADING}
+    chosen = default_names(disabled) if plugins is None else plugins
+    prepared = _prepared(chosen, needs, options, disabled, corpus, seed, settings)
+    facts = describe_model(model, **loading)
+    tokenizer = load_tokenizer(
+        model, revision=loading["revision"], trust_remote_code=loading["trust_remote_code"]
+    )
+    return prepared.plan(facts, tokenizer, out)[0]
+
+
+def _prepared(
+    plugins: Sequence[str],
+    needs: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    disabled: Iterable[str],
+    corpus: Any,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> Preparation:
+    return Preparation(
+        selected=select(plugins, options, disabled),
+        needs=parse_needs(needs),
+        spec=corpus_of(corpus, seed=seed),
+        **settings,
     )
 
 
@@ -308,27 +334,25 @@ def analyze(
     StoreError
         If the store is unfinished, damaged or of another version.
     """
-    from attnlens.store import Store, open_store
-
     selected = select(plugins or default_names(disabled), options, disabled)
-    observers = Observers(disabled)
     own_statistics = {s.name: s for one in selected for s in one.analysis.statistics}
     if not isinstance(store, Store):
         path = Path(store)
-        if (path / STORE).is_dir():
-            path = path / STORE
-        store = open_store(path, statistics=own_statistics)
-    where = str(store.path.resolve()) if store.path else ""
+        inner = path / STORE
+        store = open_store(inner if inner.is_dir() else path, statistics=own_statistics)
     name = (store.manifest.model or {}).get("name") or "store"
-    folder = prepare(
-        Path(out) if out is not None else default_folder(str(name)), overwrite=overwrite
-    )
+    folder = prepare(Path(out) if out is not None else new_folder(str(name)), overwrite=overwrite)
     return _analyse(
         store,
         selected,
         folder,
-        base={"command": list(command), "store": where, "plan": {}, "notes": observers.notes},
-        observers=observers,
+        base={
+            "command": list(command),
+            "store": str(store.path.resolve()) if store.path else "",
+            "plan": {},
+            "notes": [],
+        },
+        observers=Observers(disabled),
         model=None,
         started=time.perf_counter(),
         progress=progress or Silent(),
@@ -348,13 +372,14 @@ def _analyse(
 ) -> Run:
     """Run the analyses, keeping the record on disk true after each of them."""
     manifest = store.manifest
+    facts = manifest.model or {}
     used = versions()
     record: dict[str, Any] = {
         "schema": "attnlens-run/1",
         "attnlens": used["attnlens"],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
-        "model": manifest.model or {},
+        "model": facts,
         "corpus": manifest.corpus,
         "seed": manifest.seed,
         "versions": used,
@@ -367,9 +392,9 @@ def _analyse(
         folder,
         origin={
             "attnlens": used["attnlens"],
-            "model": (manifest.model or {}).get("name"),
-            "revision": (manifest.model or {}).get("revision"),
-            "weights_hash": (manifest.model or {}).get("weights_hash"),
+            "model": facts.get("name"),
+            "revision": facts.get("revision"),
+            "weights_hash": facts.get("weights_hash"),
             "prompts_hash": manifest.prompts.hash,
             "seed": manifest.seed,
         },
@@ -379,29 +404,20 @@ def _analyse(
 
     def save() -> None:
         record["seconds"] = round(time.perf_counter() - started, 3)
+        record["notes"] = list(dict.fromkeys([*base["notes"], *observers.notes]))
         record["analyses"] = executor.records
         record["findings"] = executor.listed_findings()
         write_json(folder / RUN_FILE, plain(record))
 
     save()
-    try:
-        with progress.stage("analysing", len(selected)) as advance:
-            for one in selected:
-                with progress.stage(one.name):
-                    entry = executor.execute(one)
-                if entry["error"]:
-                    progress.note(f"{one.name} failed: {entry['error']['message']}")
-                save()
-                advance(1)
-    finally:
-        record["notes"] = list(dict.fromkeys([*record["notes"], *observers.notes]))
-        save()
+    with progress.stage("analysing", len(selected)) as advance:
+        for one in selected:
+            with progress.stage(one.name):
+                entry = executor.execute(one)
+            if entry["error"]:
+                progress.note(f"{one.name} failed: {entry['error']['message']}")
+            save()
+            advance(1)
     with progress.stage("writing the report"):
         write_report(folder)
     return Run(folder, {s.name: s.analysis for s in selected})
-
-
-def _name_of(model: Any) -> str:
-    if isinstance(model, (str, Path)):
-        return str(model).partition("@")[0]
-    return type(model).__name__

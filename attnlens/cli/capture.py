@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -87,6 +87,7 @@ def command(
 
         attnlens analyze gpt2.attn --plugins spectrum
     """
+    settings = options.settings(locals())
     console.configure_logging(quiet=quiet, verbose=verbose)
     from attnlens import runner
 
@@ -94,38 +95,10 @@ def command(
     needs = [word.strip() for word in (activations or "").split(",") if word.strip()]
     if activations is not None and not needs:
         raise UsageError("--activations names nothing.", hint="For example -a z,pattern.")
-    settings: dict[str, Any] = {
-        "plugins": wanted,
-        "needs": needs or ([] if wanted else ["pattern"]),
-        "options": options.plugin_options(option, config),
-        "disabled": no_plugin or (),
-        "corpus": options.corpus(
-            name=corpus,
-            text=text,
-            text_file=text_file,
-            chunk=chunk,
-            dataset=dataset,
-            tokens=tokens,
-            bos=bos,
-            samples=samples,
-            length=length,
-            seed=seed,
-        ),
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "device_map": device_map,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "twins": twins,
-        "layers": options.numbers(layers, "--layers"),
-        "heads": options.numbers(heads, "--heads"),
-        "positions": options.positions(positions),
-        "batch_size": batch_size,
-        "dtypes": options.dtypes(store_dtype),
-    }
+    settings["plugins"] = wanted
+    settings["needs"] = needs or ([] if wanted else ["pattern"])
     if dry_run:
-        typer.echo(str(runner.plan(model, **settings)))
+        typer.echo(str(runner.plan_only(model, out=out, **settings)))
         return
     place = out or runner.new_folder(model, suffix=".attn")
     with console.progress(quiet=quiet) as progress:
@@ -137,7 +110,7 @@ def command(
                 resume=resume,
                 command=["attnlens", *sys.argv[1:]],
                 progress=progress,
-                on_plan=lambda plan: progress.note(plan.summary()),
+                on_plan=lambda plan: None if quiet else console.say(str(plan)),
                 **settings,
             )
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -262,6 +263,12 @@ Debug = Annotated[
 ]
 
 
+#: Arguments that need no reading.
+_PASSED_ON = (
+    "seed", "device", "dtype", "device_map", "revision", "trust_remote_code", "twins", "batch_size",
+)  # fmt: skip
+
+
 def names(text: str | None) -> list[str] | None:
     """Read a comma-separated list."""
     if text is None:
@@ -308,44 +315,41 @@ def dtypes(items: list[str] | None) -> dict[str, str]:
     return found
 
 
-def corpus(
-    *,
-    name: str | None,
-    text: list[str] | None,
-    text_file: Path | None,
-    chunk: int | None,
-    dataset: str | None,
-    tokens: Path | None,
-    bos: bool | None,
-    samples: int | None,
-    length: int | None,
-    seed: int,
-) -> Any:
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the options that `run` and `capture` share, from the command's arguments."""
+    found = {name: given[name] for name in _PASSED_ON}
+    return found | {
+        "options": plugin_options(given["option"], given["config"]),
+        "disabled": given["no_plugin"] or (),
+        "corpus": corpus(given),
+        "layers": numbers(given["layers"], "--layers"),
+        "heads": numbers(given["heads"], "--heads"),
+        "positions": positions(given["positions"]),
+        "dtypes": dtypes(given["store_dtype"]),
+    }
+
+
+def corpus(given: Mapping[str, Any]) -> Any:
     """Turn the prompt options into a corpus, refusing two sources at once."""
     from attnlens.corpora import CorpusSpec
 
-    sources = {
-        "--corpus": name,
-        "--text": text,
-        "--text-file": text_file,
-        "--dataset": dataset,
-        "--tokens": tokens,
-    }
-    given = [option for option, value in sources.items() if value]
-    if len(given) > 1:
-        raise CorpusError(f"{' and '.join(given)} cannot be combined.", hint="Choose one.")
-    if chunk is not None and text_file is None:
+    sources = ("corpus", "text", "text_file", "dataset", "tokens")
+    named = [f"--{s.replace('_', '-')}" for s in sources if given[s]]
+    if len(named) > 1:
+        raise CorpusError(f"{' and '.join(named)} cannot be combined.", hint="Choose one.")
+    if given["chunk"] is not None and given["text_file"] is None:
         raise CorpusError("--chunk cuts a --text-file, and none was given.")
-    common: dict[str, Any] = {"samples": samples, "length": length, "seed": seed, "bos": bos}
-    if text:
-        return CorpusSpec(name="text", texts=tuple(text), **common)
-    if text_file:
-        return CorpusSpec(name="file", source=str(text_file), chunk=chunk, **common)
-    if dataset:
-        return CorpusSpec(name="dataset", source=dataset, **common)
-    if tokens:
-        return CorpusSpec(name="tokens", source=str(tokens), **common)
-    return CorpusSpec(name=name or "default", **common)
+    common = {name: given[name] for name in ("samples", "length", "seed", "bos")}
+    if given["text"]:
+        return CorpusSpec(name="text", texts=tuple(given["text"]), **common)
+    if given["text_file"]:
+        source = str(given["text_file"])
+        return CorpusSpec(name="file", source=source, chunk=given["chunk"], **common)
+    if given["dataset"]:
+        return CorpusSpec(name="dataset", source=given["dataset"], **common)
+    if given["tokens"]:
+        return CorpusSpec(name="tokens", source=str(given["tokens"]), **common)
+    return CorpusSpec(name=given["corpus"] or "default", **common)
 
 
 def plugin_options(assignments: list[str] | None, config: Path | None) -> dict[str, dict[str, Any]]:

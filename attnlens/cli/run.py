@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,40 +73,13 @@ def command(
 
         attnlens run --plugins spectrum --text-file prompts.txt --samples 64 ./my-model
     """
+    settings = options.settings(locals())
     console.configure_logging(quiet=quiet, verbose=verbose)
     from attnlens import runner
 
-    settings: dict[str, Any] = {
-        "plugins": options.names(plugins),
-        "options": options.plugin_options(option, config),
-        "disabled": no_plugin or (),
-        "corpus": options.corpus(
-            name=corpus,
-            text=text,
-            text_file=text_file,
-            chunk=chunk,
-            dataset=dataset,
-            tokens=tokens,
-            bos=bos,
-            samples=samples,
-            length=length,
-            seed=seed,
-        ),
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "device_map": device_map,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "twins": twins,
-        "layers": options.numbers(layers, "--layers"),
-        "heads": options.numbers(heads, "--heads"),
-        "positions": options.positions(positions),
-        "batch_size": batch_size,
-        "dtypes": options.dtypes(store_dtype),
-    }
+    settings["plugins"] = options.names(plugins)
     if dry_run:
-        typer.echo(str(runner.plan(model, **settings)))
+        typer.echo(str(runner.plan_only(model, out=out, **settings)))
         return
     folder = out or runner.new_folder(model)
     with console.progress(quiet=quiet) as progress:
@@ -118,7 +91,7 @@ def command(
                 resume=resume,
                 command=["attnlens", *sys.argv[1:]],
                 progress=progress,
-                on_plan=lambda plan: progress.note(plan.summary()),
+                on_plan=lambda plan: None if quiet else console.say(str(plan)),
                 **settings,
             )
         except KeyboardInterrupt:
