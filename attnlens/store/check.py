@@ -1,0 +1,236 @@
+"""Find out whether everything is there, and unaltered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlens.activations import ACTIVATIONS
+from attnlens.errors import DamagedStoreError, StoreError
+from attnlens.store.lazy import ZarrBlock
+from attnlens.store.schema import (
+    CORPORA,
+    MANIFEST,
+    TWINS,
+    UNITS,
+    VOCABULARY,
+    WEIGHTS,
+    Manifest,
+    UnitSpec,
+    load_manifest,
+)
+from attnlens.store.shards import ShardReader, shard_file, shard_grid
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a store.
+
+    Attributes
+    ----------
+    where : str
+        Unit and array, or file.
+    what : str
+        What is wrong with it.
+    path : Path
+        The folder of the store in which it is.
+    """
+
+    where: str
+    what: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def array_problems(block: ZarrBlock, *, deep: bool) -> Iterator[str]:
+    """Yield what is wrong with one array on disk.
+
+    Parameters
+    ----------
+    block : ZarrBlock
+    deep : bool
+        Decode every chunk, too.
+    """
+    layout = block.layout
+    folder = block.folder / block.name
+    if layout is None:
+        yield from _plain_problems(block, folder, deep=deep)
+        return
+    for shard in shard_grid(layout):
+        try:
+            reader = ShardReader(folder, layout, shard)
+            if deep:
+                reader.decode_all()
+        except DamagedStoreError as error:
+            yield f"chunk {shard_file(folder, shard).name} {error.message}"
+
+
+def _plain_problems(block: ZarrBlock, folder: Path, *, deep: bool) -> Iterator[str]:
+    array = block.array
+    if 0 in array.shape:
+        return
+    for chunk in np.ndindex(*_grid(array)):
+        name = ".".join(["c", *map(str, chunk)])
+        if not (folder / name).is_file():
+            yield f"chunk {name} is missing"
+        elif deep:
+            try:
+                array.get_block_selection(chunk or ())
+            except Exception as error:
+                yield f"chunk {name} cannot be decoded: {error}"
+
+
+def _grid(array: Any) -> tuple[int, ...]:
+    return tuple(-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True))
+
+
+def unit_arrays(folder: Path, manifest: Manifest) -> Iterator[ZarrBlock]:
+    """Yield every array that a unit must hold."""
+    for name in ("tokens", "prompt_id", *manifest.activations):
+        yield ZarrBlock(folder, name)
+    for name in manifest.statistics:
+        group = folder / "statistics" / name
+        if not group.is_dir():
+            raise DamagedStoreError(f"statistics/{name} is missing")
+        for entry in sorted(group.iterdir()):
+            if entry.is_dir():
+                yield ZarrBlock(folder, f"statistics/{name}/{entry.name}")
+
+
+def unit_problems(
+    folder: Path, manifest: Manifest, unit: UnitSpec, *, deep: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (place, what is wrong) for one unit."""
+    place = f"{UNITS}/{unit.folder}"
+    if not folder.is_dir():
+        yield place, "is missing"
+        return
+    try:
+        for block in unit_arrays(folder, manifest):
+            where = f"{place}: {block.name}"
+            try:
+                fault = _wrong_shape(block, manifest, unit)
+                if fault:
+                    yield where, fault
+                    continue
+                for what in array_problems(block, deep=deep):
+                    yield where, what
+            except StoreError as error:
+                yield where, error.message
+    except DamagedStoreError as error:
+        yield place, error.message
+
+
+def _wrong_shape(block: ZarrBlock, manifest: Manifest, unit: UnitSpec) -> str | None:
+    if block.name not in ACTIVATIONS and block.name not in ("tokens", "prompt_id"):
+        return None
+    shape = block.shape
+    spec = manifest.activations.get(block.name)
+    expected: tuple[int, ...] = (len(unit.prompts),)
+    if block.name == "tokens":
+        expected += (unit.length,)
+    elif spec is not None:
+        expected += (len(spec.layers),)
+    if shape[: len(expected)] != expected:
+        return f"has shape {shape}, its first sizes should be {expected}"
+    return None
+
+
+def quick_problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what opening a store must refuse: units, arrays or chunks that are not there.
+
+    Nothing is decoded and no index is read, so that opening stays fast.
+    """
+    for unit in manifest.units:
+        place = f"{UNITS}/{unit.folder}"
+        root = folder / UNITS / unit.folder
+        if not root.is_dir():
+            yield place, "is missing"
+            continue
+        try:
+            for block in unit_arrays(root, manifest):
+                try:
+                    names = {entry.name for entry in os.scandir(root / block.name)}
+                except FileNotFoundError:
+                    yield f"{place}: {block.name}", "is missing"
+                    continue
+                if "zarr.json" not in names:
+                    yield f"{place}: {block.name}", "zarr.json is missing"
+                    continue
+                for what in _absent(block, names):
+                    yield f"{place}: {block.name}", what
+        except DamagedStoreError as error:
+            yield place, error.message
+
+
+def _absent(block: ZarrBlock, names: set[str]) -> Iterator[str]:
+    layout = block.layout
+    grid = shard_grid(layout) if layout else np.ndindex(*_grid(block.array))
+    if 0 in block.shape:
+        return
+    for chunk in grid:
+        name = ".".join(["c", *map(str, chunk)])
+        if name not in names:
+            yield f"chunk {name} is missing"
+
+
+def verify(path: str | Path, deep: bool = False) -> list[Problem]:
+    """Check a store, with its twins and other corpora.
+
+    Parameters
+    ----------
+    path : path
+    deep : bool
+        Decode every chunk and compare its checksum; otherwise only that everything is there and
+        has the size that it should have.
+
+    Returns
+    -------
+    list of Problem
+        Empty if all is well.
+
+    Raises
+    ------
+    StoreError
+        If there is no store, or its manifest cannot be read.
+    """
+    folder = Path(path)
+    manifest = load_manifest(folder)
+    problems = [Problem(w, t, folder) for w, t in _store_problems(folder, manifest, deep=deep)]
+    for companion in companions(folder):
+        problems += [
+            Problem(f"{companion.relative_to(folder)}/{p.where}", p.what, p.path)
+            for p in verify(companion, deep)
+        ]
+    return problems
+
+
+def companions(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a store's twins and of its other corpora."""
+    for kind in (TWINS, CORPORA):
+        if (folder / kind).is_dir():
+            yield from sorted(p for p in (folder / kind).iterdir() if p.is_dir())
+
+
+def _store_problems(folder: Path, manifest: Manifest, *, deep: bool) -> Iterator[tuple[str, str]]:
+    if not manifest.sealed:
+        yield MANIFEST, "the store was not finished; finish it with --resume"
+    for unit in manifest.units:
+        root = folder / UNITS / unit.folder
+        if manifest.sealed or root.is_dir():
+            yield from unit_problems(root, manifest, unit, deep=deep)
+    for name in manifest.weights:
+        try:
+            for what in array_problems(ZarrBlock(folder / WEIGHTS, name), deep=deep):
+                yield f"{WEIGHTS}: {name}", what
+        except StoreError as error:
+            yield f"{WEIGHTS}: {name}", error.message
+    if manifest.vocabulary and not (folder / VOCABULARY).is_file():
+        yield VOCABULARY, "is missing"

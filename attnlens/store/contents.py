@@ -1,0 +1,222 @@
+"""What a store holds: activations and statistics by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+
+from attnlens.activations import ACTIVATIONS, nearest
+from attnlens.errors import NeedError
+from attnlens.needs import BUILTIN_STATISTICS
+from attnlens.store.lazy import HeadOutputs, Joined, OuterArray, Piece
+from attnlens.store.schema import ActivationSpec, Manifest, resolve_positions
+from attnlens.store.units import HeadWeights, Unit, attention_of, label
+
+if TYPE_CHECKING:
+    from attnlens.attention import Attention
+    from attnlens.statistics import Statistic
+
+
+class Contents(Mapping[str, xr.DataArray]):
+    """Activations and statistics of a store, by name; the base of :class:`Store`.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    units : callable
+        Makes the units, given what W_O of an activation's layers and heads is.
+    weights : callable, optional
+        Loads the model's weights.
+    statistics : mapping from str to class, optional
+        Statistics that analyses brought, by name.
+    given : mapping from str to DataArray, optional
+        Statistics that are there, finished.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        units: Callable[[HeadWeights], list[Unit]],
+        *,
+        weights: Callable[[], xr.Dataset] | None = None,
+        statistics: Mapping[str, type[Statistic]] | None = None,
+        given: Mapping[str, xr.DataArray] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self._load_weights = weights
+        self._own_statistics = dict(statistics or {})
+        self._given = dict(given or {})
+        self._finished: dict[str, xr.DataArray] = {}
+        self._units = units(self._head_weights)
+
+    def names(self) -> list[str]:
+        """Return the names of all activations and statistics that ``store[name]`` gives."""
+        known = [*ACTIVATIONS, *sorted({*BUILTIN_STATISTICS, *self._own_statistics, *self._given})]
+        extra = [n for n in self.manifest.statistics if n not in known]
+        return [n for n in (*known, *extra) if n in self]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __contains__(self, name: object) -> bool:
+        if name in self.manifest.activations or name in self._given:
+            return True
+        if name == "result":
+            return "z" in self.manifest.activations and self._has_head_weights()
+        return name in self.manifest.statistics or self._computable(str(name))
+
+    def _computable(self, name: str) -> bool:
+        """Whether a statistic that is not stored can be had from its activation."""
+        if name in self._own_statistics:
+            of = self._own_statistics[name].of
+        elif name in BUILTIN_STATISTICS:
+            of = name.partition(".")[0]
+        else:
+            return False
+        spec = self.manifest.activations.get(of)
+        return spec is not None and spec.positions is None
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        if name in self.manifest.activations or (name == "result" and name in self):
+            return self._activation(name)
+        if name in self._given:
+            return self._given[name]
+        if name in self:
+            if name not in self._finished:
+                self._finished[name] = self._statistic(name)
+            return self._finished[name].copy()
+        raise self._no(name)
+
+    def _no(self, name: str) -> NeedError:
+        there = self.names()
+        if name == "result" and "z" in self.manifest.activations:
+            return NeedError(
+                "result = z W_O needs W_O of every layer that z has, and the store lacks it.",
+                hint="Capture with the weights, or give weights={'W_O': ...}.",
+            )
+        near = nearest(name, there)
+        return NeedError(
+            f"The store holds no {name!r}.",
+            hint=(f"Did you mean {near!r}? " if near else "")
+            + f"It holds {', '.join(there) or 'nothing'}.",
+        )
+
+    def lazy(self, name: str) -> OuterArray:
+        """Return an activation as a lazy array over all its dimensions and prompts."""
+        if name == "result" and name not in self.manifest.activations:
+            return HeadOutputs(self.lazy("z"), self._head_weights(self.manifest.activations["z"]))
+        spec, longest = self.manifest.activations[name], self.manifest.max_length
+        rows = longest if spec.positions is None else len(spec.positions)
+        pieces = []
+        for unit in self._units:
+            which, _ = resolve_positions(spec.positions, unit.length)
+            places: list[npt.NDArray[np.intp] | None] = []
+            for dim in ACTIVATIONS[name].dims[1:]:
+                place = None
+                if dim in ("pos", "query_pos", "key_pos"):
+                    found = np.arange(unit.length) if dim == "key_pos" else which
+                    place = np.full(longest if dim == "key_pos" else rows, -1)
+                    place[found] = np.arange(len(found))
+                places.append(place)
+            pieces.append(Piece(unit.blocks[name], np.array(unit.prompt_ids), tuple(places)))
+        sizes = dict(zip(ACTIVATIONS[name].dims, self._units[0].blocks[name].shape, strict=True))
+        sizes |= {"prompt": self.manifest.prompts.n, "key_pos": longest}
+        sizes |= {"pos": rows, "query_pos": rows}
+        return Joined(pieces, tuple(sizes[d] for d in ACTIVATIONS[name].dims))
+
+    def _activation(self, name: str) -> xr.DataArray:
+        spec = self.manifest.activations[name if name in self.manifest.activations else "z"]
+        positions = spec.positions or np.arange(self.manifest.max_length)
+        prompts = range(self.manifest.prompts.n)
+        return label(self.lazy(name), name, spec, prompts, self.manifest.prompts.lengths, positions)
+
+    def _statistic(self, name: str) -> xr.DataArray:
+        from attnlens.statistics import STATISTICS, compute
+
+        kind = self._own_statistics.get(name) or STATISTICS.get(name)
+        if kind is None:
+            raise NeedError(
+                f"{name!r} is stored, but what it means is not known here.",
+                hint="Give its class: Store.open(path, statistics={name: class}).",
+            )
+        if name in self.manifest.statistics:
+            result = kind.finalize(kind.merge([u.state(name) for u in self._units]))
+        else:
+            result = compute(kind, self._units)
+        return self._labelled(result, name)
+
+    def _labelled(self, result: xr.DataArray, name: str) -> xr.DataArray:
+        """Give a statistic the labels that it does not know itself."""
+        head = next((d for d in ("head", "kv_head") if d in result.dims), None)
+        heads = self.manifest.heads
+        spec = self.manifest.activations.get(name.partition(".")[0])
+        if spec is not None and name not in self.manifest.statistics:
+            heads = spec.heads
+        if head and heads is not None and len(heads) == result.sizes[head]:
+            result = result.assign_coords({head: heads})
+        if "prompt" in result.dims:
+            order = [p for unit in self._units for p in unit.prompt_ids]
+            result = result.assign_coords(prompt=order).sortby("prompt")
+            lengths = np.asarray(self.manifest.prompts.lengths)
+            result = result.assign_coords(length=("prompt", lengths))
+        return result.rename(name)
+
+    def units(self) -> Iterator[Unit]:
+        """Yield each unit as it lies: prompts of one length, nothing padded."""
+        yield from self._units
+
+    def attention(self, layer: int) -> Attention:
+        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``.
+
+        Raises
+        ------
+        NeedError
+            If the store has no whole patterns of that layer.
+        """
+        lengths = None if self.manifest.uniform else self.manifest.prompts.lengths
+        return attention_of(self, self.manifest, layer, lengths)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the model's weights are there."""
+        return self._load_weights is not None
+
+    @cached_property
+    def weights(self) -> xr.Dataset:
+        """The model's weights by their TransformerLens names, lazy.
+
+        Raises
+        ------
+        NeedError
+            If the store does not hold them.
+        """
+        if self._load_weights is None:
+            raise NeedError(
+                "The store holds no weights.",
+                hint="Capture with the weights, or give weights= to Store.from_arrays.",
+            )
+        return self._load_weights()
+
+    @cached_property
+    def _w_o(self) -> npt.NDArray[Any]:
+        return np.asarray(self.weights["W_O"].values, dtype=np.float32)
+
+    def _has_head_weights(self) -> bool:
+        return self.has_weights and "W_O" in self.weights
+
+    def _head_weights(self, spec: ActivationSpec) -> npt.NDArray[Any]:
+        if not self._has_head_weights() or max(spec.layers) >= self.weights.sizes["layer"]:
+            raise self._no("result")
+        heads = spec.heads if spec.heads is not None else range(self._w_o.shape[1])
+        return self._w_o[np.ix_(spec.layers, list(heads))]

@@ -1,0 +1,250 @@
+"""One unit, and the labels of what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+
+from attnlens.activations import ACTIVATIONS
+from attnlens.errors import NeedError
+from attnlens.store.lazy import Block, HeadOutputs, OuterArray, Single, ZarrBlock
+from attnlens.store.schema import ActivationSpec, Manifest, UnitSpec, resolve_positions
+
+if TYPE_CHECKING:
+    from attnlens.attention import Attention
+
+State = dict[str, npt.NDArray[Any]]
+HeadWeights = Callable[[ActivationSpec], npt.NDArray[Any]]
+
+
+class Unit:
+    """Prompts of one length, as they lie in the store: nothing padded.
+
+    ``unit[name]`` is an activation as a lazy DataArray; ``name in unit`` asks whether it is there.
+
+    Parameters
+    ----------
+    spec : UnitSpec
+    manifest : Manifest
+    blocks : mapping from str to Block
+        Its arrays, ``tokens`` and the activations.
+    head_weights : callable
+        Gives W_O of the layers and heads of an activation.
+    states : mapping from str to dict, or None
+        Partial sums of the stored statistics.
+    """
+
+    def __init__(
+        self,
+        spec: UnitSpec,
+        manifest: Manifest,
+        blocks: Mapping[str, Block],
+        head_weights: HeadWeights,
+        states: Mapping[str, State] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.blocks = blocks
+        self._manifest = manifest
+        self._head_weights = head_weights
+        self._states = states
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.id}: {len(self.prompt_ids)} prompts of {self.length} tokens>"
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self.spec.id
+
+    @property
+    def length(self) -> int:
+        """Tokens in each of its prompts."""
+        return self.spec.length
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Ids of its prompts, in the order of the ``prompt`` dimension."""
+        return list(self.spec.prompts)
+
+    @property
+    def tokens(self) -> xr.DataArray:
+        """Token ids ``[prompt, pos]``, int32."""
+        block = self.blocks["tokens"]
+        values = block.read([np.arange(n) for n in block.shape])
+        return xr.DataArray(
+            values,
+            dims=("prompt", "pos"),
+            coords={"prompt": self.prompt_ids, "pos": np.arange(self.length)},
+            name="tokens",
+        )
+
+    def state(self, name: str) -> State:
+        """Return the partial sums of a stored statistic."""
+        return (self._states or {})[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._manifest.activations or (
+            name == "result" and "z" in self._manifest.activations and self._has_weights()
+        )
+
+    def _has_weights(self) -> bool:
+        try:
+            self._head_weights(self._manifest.activations["z"])
+        except NeedError:
+            return False
+        return True
+
+    def lazy(self, name: str) -> OuterArray:
+        """Return an activation as a lazy array, over all its dimensions.
+
+        Raises
+        ------
+        NeedError
+            If the unit does not hold it.
+        """
+        if name in self._manifest.activations:
+            return Single(self.blocks[name])
+        if name == "result" and "z" in self._manifest.activations:
+            return HeadOutputs(self.lazy("z"), self._head_weights(self._manifest.activations["z"]))
+        raise NeedError(
+            f"The store holds no {name}.",
+            hint=f"It holds {', '.join(self._manifest.activations) or 'no activations'}.",
+        )
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        array = self.lazy(name)
+        spec = self._manifest.activations[name if name in self._manifest.activations else "z"]
+        _, positions = resolve_positions(spec.positions, self.length)
+        return label(
+            array, name, spec, self.prompt_ids, [self.length] * len(self.prompt_ids), positions
+        )
+
+    def attention(self, layer: int) -> Attention:
+        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``."""
+        return attention_of(self, self._manifest, layer, None)
+
+
+def attention_of(
+    source: Any, manifest: Manifest, layer: int, lengths: npt.ArrayLike | None
+) -> Attention:
+    """Make the handle over one layer's attention.
+
+    Parameters
+    ----------
+    source : Store or Unit
+    manifest : Manifest
+    layer : int
+        The layer's number in the model.
+    lengths : array_like of int, or None
+        Of the prompts, where they differ.
+
+    Raises
+    ------
+    NeedError
+        If the store has no whole patterns of that layer.
+    """
+    from attnlens.attention import Attention
+
+    spec = manifest.activations.get("pattern")
+    if spec is None:
+        # Attention from q_rot and k_rot alone (Attention.from_qk) belongs here.
+        raise NeedError(
+            "The store holds no pattern, so there is no attention to look at.",
+            hint="Capture with pattern among the activations.",
+        )
+    if spec.positions is not None:
+        raise NeedError(
+            "The store holds only some of the pattern's query positions.",
+            hint="Capture without --positions, or use the pattern itself.",
+        )
+    if layer not in spec.layers:
+        raise NeedError(
+            f"The store holds no pattern of layer {layer}.",
+            hint=f"It holds layers {', '.join(map(str, spec.layers))}.",
+        )
+    pattern = source["pattern"].sel(layer=layer).values
+    windows = manifest.model.get("windows") or ()
+    return Attention.from_pattern(
+        pattern,
+        causal=manifest.model.get("causal"),
+        window=windows[layer] if layer < len(windows) else None,
+        lengths=None if lengths is None else np.asarray(lengths),
+    )
+
+
+def label(
+    array: OuterArray,
+    name: str,
+    spec: ActivationSpec,
+    prompts: Sequence[int],
+    lengths: Sequence[int],
+    positions: npt.ArrayLike,
+) -> xr.DataArray:
+    """Turn a lazy array into a DataArray with coordinates.
+
+    Parameters
+    ----------
+    array : OuterArray
+    name : str
+        Of the activation.
+    spec : ActivationSpec
+        Which layers and heads it holds.
+    prompts, lengths : sequence of int
+        Ids and lengths along ``prompt``.
+    positions : array_like of int
+        Labels along ``pos`` or ``query_pos``.
+    """
+    activation = ACTIVATIONS[name]
+    sizes = dict(zip(activation.dims, array.shape, strict=True))
+    coords: dict[str, Any] = {
+        "prompt": np.asarray(prompts),
+        "layer": np.asarray(spec.layers),
+        "length": ("prompt", np.asarray(lengths)),
+    }
+    if activation.head_dim:
+        heads = spec.heads if spec.heads is not None else range(sizes[activation.head_dim])
+        coords[activation.head_dim] = np.asarray(heads)
+    for dim in ("pos", "query_pos"):
+        if dim in sizes:
+            coords[dim] = np.asarray(positions)
+    if "key_pos" in sizes:
+        coords["key_pos"] = np.arange(sizes["key_pos"])
+    return xr.DataArray(
+        array.variable(activation.dims),
+        coords=coords,
+        name=name,
+        attrs={"long_name": activation.what},
+    )
+
+
+def disk_unit(folder: Path, spec: UnitSpec, manifest: Manifest, head_weights: HeadWeights) -> Unit:
+    """Return a unit that lies in a folder."""
+    names = ("tokens", "prompt_id", *manifest.activations)
+    blocks = {name: ZarrBlock(folder, name) for name in names}
+    return Unit(spec, manifest, blocks, head_weights, _DiskStates(folder, manifest))
+
+
+class _DiskStates(Mapping[str, State]):
+    """Partial sums on disk, read when they are asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._names = manifest.statistics
+
+    def __getitem__(self, name: str) -> State:
+        if name not in self._names:
+            raise KeyError(name)
+        group = f"statistics/{name}"
+        keys = sorted(p.name for p in (self._folder / group).iterdir() if p.is_dir())
+        return {key: ZarrBlock(self._folder, f"{group}/{key}").read_all() for key in keys}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
