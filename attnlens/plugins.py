@@ -12,12 +12,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
-
-import pluggy
+from typing import TYPE_CHECKING, Any
 
 from attnlens.activations import nearest
-from attnlens.analysis import Analysis
 from attnlens.errors import (
     AttnlensError,
     BrokenPluginError,
@@ -34,6 +31,11 @@ from attnlens.hookspecs import (
     AnalysisHooks,
     ObserverHooks,
 )
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from attnlens.analysis import Analysis
 
 log = logging.getLogger("attnlens")
 
@@ -98,14 +100,13 @@ def discover(group: str = ANALYSES) -> list[Plugin]:
         Entry-point group.
     """
     found: dict[tuple[str, str], Plugin] = {}
-    for distribution in metadata.distributions():
-        name = distribution.metadata["Name"] or "unknown"
-        for entry in distribution.entry_points.select(group=group):
-            # The first on the path is the one that an import would take.
-            found.setdefault(
-                (name, entry.name),
-                Plugin(entry.name, name, distribution.version, entry.value, group, entry),
-            )
+    for entry in metadata.entry_points(group=group):
+        name = entry.dist.metadata["Name"] if entry.dist else "unknown"
+        version = entry.dist.version if entry.dist else "0"
+        # The first on the path is the one that an import would take.
+        found.setdefault(
+            (name, entry.name), Plugin(entry.name, name, version, entry.value, group, entry)
+        )
     return sorted(found.values(), key=lambda p: (p.name, p.distribution))
 
 
@@ -174,6 +175,8 @@ def load_analysis(plugin: Plugin) -> type[Analysis]:
     PluginVersionError
         If it needs a newer interface.
     """
+    from attnlens.analysis import Analysis
+
     module = plugin.load()
     manager = _manager(AnalysisHooks, plugin, module)
     if not manager.hook.attnlens_register_analysis.get_hookimpls():
@@ -237,6 +240,8 @@ def load_observer(plugin: Plugin) -> pluggy.PluginManager:
 
 
 def _manager(spec: type, plugin: Plugin, module: Any) -> pluggy.PluginManager:
+    import pluggy
+
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(spec)
     try:
