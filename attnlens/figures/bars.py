@@ -75,7 +75,7 @@ def bars(
     notes = [note] if note else []
     if len(groups) > len(shown):
         notes.append(f"The first {len(shown)} of {len(groups)}.")
-    n_columns = min(columns, len(shown))
+    n_columns = 2 if len(shown) == 4 and columns == 3 else min(columns, len(shown))
     n_rows = -(-len(shown) // n_columns)
     deep = max(max((len(pairs[:most]) for _, pairs in shown)), 1)
     fit(target, max(n_columns * 2.45 + 0.3, 4.6), n_rows * (deep * 0.175 + 0.42) + 0.85)

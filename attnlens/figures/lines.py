@@ -142,6 +142,7 @@ def depth_plot(
             ax.annotate(
                 f"{grid.layers[i]}.{grid.heads[j]}", (x[i] + spread[j], grid.values[i, j]),
                 xytext=(6, 4), textcoords="offset points", fontsize=7.5, color=colour, zorder=5,
+                bbox={"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6},
             )  # fmt: skip
         if name and places:
             ring = Line2D([], [], linestyle="", marker="o", markerfacecolor="none")
@@ -277,7 +278,7 @@ def _depth_band(ax: Axes, x: Array, null: Any, n_layers: int) -> list[Any]:
     low, high, middle = (np.pad(v, 1, mode="edge") for v in (low, high, _median(chance)))
     ax.fill_between(wide, low, high, color=_BAND, alpha=0.45, linewidth=0, zorder=1)
     ax.plot(wide, middle, color="#8d8375", linewidth=1.1, linestyle=(0, (1, 1.5)), zorder=2)
-    return [Patch(facecolor=_BAND, alpha=0.5, label="range of twins (random weights)")]
+    return [Patch(facecolor=_BAND, alpha=0.5, label="range of twins")]
 
 
 def _layer_bar(ax: Axes, collection: LineCollection, layers: list[int]) -> None:
@@ -294,7 +295,7 @@ def _legend_below(ax: Axes, handles: list[Any]) -> None:
     if handles:
         ax.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16),
-            ncols=min(len(handles), 4), handletextpad=0.5, columnspacing=1.4,
+            ncols=min(len(handles), 5), handletextpad=0.5, columnspacing=1.4,
         )  # fmt: skip
 
 

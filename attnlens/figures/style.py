@@ -236,8 +236,13 @@ def _png(figure: Figure, dpi: float) -> bytes:
 
 def _svg(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    with style(), _one_warning():
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "attnlens"})
+    name = figure.get_gid()
+    figure.set_gid(None)  # type: ignore[arg-type]  # would be an id in the SVG; it may be a sentence
+    try:
+        with style(), _one_warning():
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "attnlens"})
+    finally:
+        figure.set_gid(name)  # type: ignore[arg-type]
     text = buffer.getvalue().decode("utf-8", errors="replace")
     # The same list on every machine, whatever fonts it has.
     text = re.sub(r"font-family: [^;\"]*'DejaVu Sans'[^;\"]*", f"font-family: {_SVG_FONTS}", text)
