@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ def parse_name(text: str) -> tuple[str, str | None, str | None]:
     return name, split or None, column or None
 
 
-def read_rows(source: str) -> Iterator[str | None]:
+def read_rows(source: str) -> Generator[str | None]:
     """Yield the text of each row of ``NAME[:split[:column]]``; None where a row has none.
 
     NAME is a dataset of the hub (``owner/name``, or ``owner/name/config`` where it has several),

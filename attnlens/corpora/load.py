@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,33 +161,41 @@ class _Loader:
         wanted = self.spec.samples
         if wanted is None and self.spec.name == "dataset":
             wanted = DEFAULT_SAMPLES
-        ids: list[int] = []
+        ids, complete = self.read_running(encoder, None if wanted is None else wanted * room, room)
+        pieces = self.pieces(np.array(ids, np.int64), room)
+        rest = len(ids) % room
+        if complete and rest and len(ids) > room and (wanted is None or len(pieces) < wanted):
+            self.notes.append(f"The last {_many(rest, 'token')} fill no prompt and were left out.")
+        return [encoder.wrap(piece.tolist(), room)[0] for piece in pieces[:wanted]]
+
+    def read_running(
+        self, encoder: Encoder, wanted: int | None, spare: int
+    ) -> tuple[list[int], bool]:
+        """Encode the texts joined by newlines, or a beginning that has the tokens wanted.
+
+        The beginning has `spare` tokens more, because more text may change the last tokens.
+
+        Returns
+        -------
+        ids : list of int
+        complete : bool
+            Whether all texts were read.
+        """
+        where = f"The text of {self.spec.source!r}" if self.spec.source else "The text"
         read: list[str] = []
         size = 0
-        complete = False
+        goal = (wanted or 0) * _CHARACTERS_PER_TOKEN
         with closing(self.texts()) as texts:
-            while not complete:
-                goal = 2 * size if size else (wanted or 0) * room * _CHARACTERS_PER_TOKEN
-                for _, text in texts:
-                    read.append(text)
-                    size += len(text) + 1
-                    if wanted is not None and size >= goal:
-                        break
-                else:
-                    complete = True
-                # One piece is left over at the end, where more text may change the tokens.
-                ids = encoder.ids("\n".join(read), f"The text of {self.spec.source or 'texts'!r}")
-                if wanted is not None and len(ids) >= (wanted + 1) * room:
-                    break
-        pieces = self.pieces(np.array(ids, np.int64), room)[:wanted]
-        if (
-            complete
-            and len(pieces) > 0
-            and (rest := len(ids) - sum(map(len, pieces))) < room
-            and rest
-        ):
-            self.notes.append(f"The last {_many(rest, 'token')} left out: they fill no prompt.")
-        return [encoder.wrap(piece.tolist(), room)[0] for piece in pieces]
+            for _, text in texts:
+                read.append(text)
+                size += len(text) + 1
+                if wanted is not None and size >= goal:
+                    ids = encoder.ids("\n".join(read), where)
+                    if len(ids) >= wanted + spare:
+                        return ids, False
+                    goal = 2 * size
+        joined = "\n".join(read)
+        return encoder.ids(joined, where) if joined.strip() else [], True
 
     def bundled_text(self, encoder: Encoder) -> list[TokenIds]:
         """Choose pieces of the bundled text under the seed."""
@@ -198,7 +206,7 @@ class _Loader:
         chosen = order[: self.spec.samples or DEFAULT_SAMPLES]
         return [encoder.wrap(pieces[i].tolist(), room)[0] for i in chosen]
 
-    def texts(self) -> Iterator[tuple[str, str]]:
+    def texts(self) -> Generator[tuple[str, str]]:
         """Yield each text with its place, as errors name it; what is missing as empty."""
         source = self.spec.source or ""
         if self.spec.name == "text":

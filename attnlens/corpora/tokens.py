@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def read_tokens(spec: CorpusSpec) -> tuple[TokenArray, ...]:
             f"The file of token ids {spec.source!r} cannot be read: {error.strerror or error}.",
             hint="Check the path.",
         ) from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, BadZipFile) as error:
         raise CorpusError(
             f"{spec.source!r} is not a .npy file of integers: {str(error) or 'it ends early'}.",
             hint="Write one with numpy.save(FILE, ids), ids being integers [prompt, pos].",
