@@ -141,7 +141,7 @@ class Spectrum(attnlens.Analysis):
         ranks = result["effective_rank"]
         lowest = np.unravel_index(np.nanargmin(ranks.values), ranks.shape)
         highest = np.unravel_index(np.nanargmax(ranks.values), ranks.shape)
-        layers, heads = ranks.layer.values, ranks.head.values
+        layers, heads = ranks["layer"].values, ranks["head"].values
         named = {
             f"{layers[i]}.{heads[j]}": (int(layers[i]), int(heads[j])) for i, j in (lowest, highest)
         }
@@ -205,7 +205,7 @@ def _judge(
     result: xr.Dataset, claim: str, name: str, side: str, minimum: float | None, phrase: str
 ) -> attnlens.Finding:
     label, floor = MEASURES[name]
-    values = result[name]
+    values = result[name].transpose("layer", "head")
     if f"{name}_twin" not in result:
         return attnlens.Finding(
             claim=claim, holds=False, text=f"{label} was not judged: there are no twins."
@@ -216,10 +216,7 @@ def _judge(
     beyond = judge(values, bounds)
     if minimum is not None:
         beyond = beyond & (values > minimum)
-    heads = [
-        f"{values.layer.values[i]}.{values.head.values[j]}"
-        for i, j in np.argwhere(beyond.transpose("layer", "head").values)
-    ]
+    heads = _names(beyond)
     null = {
         "twins": twins.sizes["twin"],
         "lowest": twins.min().item(),
@@ -244,13 +241,16 @@ def _judge(
         text=f"{len(heads)} of {total} heads {span} ({between}): {_some(heads)}.",
         evidence={
             "heads": heads,
-            "values": {
-                h: float(values.sel(layer=int(h.split(".")[0]), head=int(h.split(".")[1])))
-                for h in heads
-            },
+            "values": dict(zip(heads, values.values[beyond.values].round(4), strict=True)),
         },
         null=null,
     )
+
+
+def _names(chosen: xr.DataArray) -> list[str]:
+    """Return the chosen heads as ``layer.head``."""
+    layers, heads = chosen["layer"].values, chosen["head"].values
+    return [f"{layers[i]}.{heads[j]}" for i, j in np.argwhere(chosen.values)]
 
 
 def _some(heads: list[str], most: int = 12) -> str:

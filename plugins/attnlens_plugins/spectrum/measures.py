@@ -88,8 +88,8 @@ def summarize(store: Any, max_prompts: int) -> xr.Dataset:
     for unit in store.units():
         if left <= 0:
             break
-        layers = list(unit["pattern"].layer.values)
-        heads = unit["pattern"].head.values
+        layers = list(unit["pattern"]["layer"].values)
+        heads = unit["pattern"]["head"].values
         take = min(left, unit["pattern"].sizes["prompt"])
         left -= take
         per_layer = [_measure(unit.attention(int(layer)), take) for layer in layers]
