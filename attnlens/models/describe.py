@@ -36,11 +36,14 @@ def architecture_of(config: Any, name: str) -> str:
     from transformers.models.auto import modeling_auto
 
     kind = getattr(config, "model_type", None)
-    candidates = [
-        *(getattr(config, "architectures", None) or []),
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind),
+    # Encoders come first: BERT can also be read as a decoder, which it is only if it says so.
+    families = [
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(kind),
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind),
     ]
+    if getattr(config, "is_decoder", False):
+        families.reverse()
+    candidates = [*(getattr(config, "architectures", None) or []), *families]
     named = [c for c in candidates if isinstance(c, str)]
     for candidate in named:
         if candidate not in SUPPORTED_ARCHITECTURES:

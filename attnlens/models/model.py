@@ -207,7 +207,7 @@ class Model:
         same seed gives the same bytes. Device, dtype and tokenizer are this model's, and torch's
         global random state is left as it was.
         """
-        from attnlens.models.loading import make_twin
+        from attnlens.models.wrapping import make_twin
 
         return make_twin(self, seed)
 
@@ -297,7 +297,9 @@ class Model:
                 "through TransformerLens in every layer",
                 hint="Models without attention, or with it in some layers only, are not supported.",
             )
-        if self.facts.alibi_slopes is not None and "q_rot" not in found.providers:
+        # What was seen outweighs what the configuration says.
+        self.facts = dataclasses.replace(self.facts, causal=found.causal)
+        if "q_rot" not in found.providers:
             self.facts = dataclasses.replace(self.facts, alibi_slopes=None)
         self.notes.extend(found.notes)
         return found

@@ -7,6 +7,7 @@ forward pass, and the first that fits what the activation means is taken.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Findings:
     ----------
     providers : dict
         Activation name -> how it is had. What is not here cannot be captured.
+    causal : bool
+        Whether no key that comes later than its query has any weight.
     pre_norm : bool
         Whether ``ln1`` normalises the input of the block (not so in BERT).
     notes : list of str
@@ -67,6 +70,7 @@ class Findings:
     """
 
     providers: dict[str, Provider] = field(default_factory=dict)
+    causal: bool = True
     pre_norm: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -191,7 +195,7 @@ def capture_all(bridge: Any, facts: ModelFacts, run: Callable[[], Tensor]) -> di
 
 def judge(seen: Mapping[str, Tensor], facts: ModelFacts, bridge: Any, length: int) -> Findings:
     """Choose a provider for every activation that the model gives in every layer."""
-    found = Findings()
+    found = Findings(causal=facts.causal)
     sizes = {
         "head": facts.n_heads,
         "kv_head": facts.n_kv_heads,
@@ -254,7 +258,7 @@ class _Judge:
         return _TOLERANCE.get(getattr(torch, self.facts.dtype, torch.float32), 1e-4)
 
     def pattern(self) -> None:
-        """Rows must be probabilities, and keys that come later must have none."""
+        """Rows must be probabilities; whether later keys have any is seen here."""
         if "pattern" not in self.found.providers:
             return
         for value in self.values("pattern"):
@@ -266,10 +270,9 @@ class _Judge:
                 return
             if short and not self.facts.sinks:
                 self.found.notes.append("rows of the attention pattern do not sum to 1")
-                return
-            if self.facts.causal and bool(value.triu(1).abs().max() > self.tolerance()):
-                self.found.notes.append("attention is not causal although the model is said to be")
-                return
+        later = [bool(value.triu(1).any()) for value in self.values("pattern")]
+        self.found.causal = not any(later)
+        self.facts = dataclasses.replace(self.facts, causal=self.found.causal)
 
     def scores(self) -> None:
         """Softmax of the scores must be the pattern, and they must not be it themselves."""

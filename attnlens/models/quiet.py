@@ -16,26 +16,18 @@ log: Final = logging.getLogger("attnlens")
 def quiet() -> Iterator[None]:
     """Silence the libraries' bars, warnings and log lines, unless attnlens logs at debug level.
 
-    Everything is put back as it was. Bars of downloads stay where a person is watching.
+    Everything is put back as it was.
     """
     if log.isEnabledFor(logging.DEBUG):
         yield
         return
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
     from transformers.utils import logging as hf_logging
 
     verbosity = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
-    hub_bars = not are_progress_bars_disabled()
     root = logging.getLogger()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
-    if hub_bars and not sys.stderr.isatty():
-        disable_progress_bars()
     # transformer_lens warns through the root logger's functions, which would also install a
     # handler on it for good; a filter on the logger stops the records before that shows.
     root.addFilter(_drop)
@@ -51,7 +43,31 @@ def quiet() -> Iterator[None]:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
-        if hub_bars and are_progress_bars_disabled():
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Silence the hub's library; its bars stay where a person is watching."""
+    if log.isEnabledFor(logging.DEBUG):
+        yield
+        return
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+    from huggingface_hub.utils import logging as hub_logging
+
+    verbosity = hub_logging.get_verbosity()
+    bars = not are_progress_bars_disabled()
+    hub_logging.set_verbosity_error()
+    if bars and not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(verbosity)
+        if bars and are_progress_bars_disabled():
             enable_progress_bars()
 
 

@@ -21,7 +21,7 @@ from attnlens.errors import (
     UnknownModelError,
 )
 from attnlens.models.aliases import ALIASES, DEMO, is_known, nearest_names, repository_of
-from attnlens.models.quiet import log
+from attnlens.models.quiet import log, quiet_hub
 
 _TOKENIZER_FILES: Final = frozenset(
     (
@@ -196,12 +196,18 @@ def _from_hub(given: str, revision: str | None, *, weights: bool, code: bool) ->
 
     wanted = revision or "main"
     try:
-        config = Path(huggingface_hub.hf_hub_download(repository, "config.json", revision=wanted))
-        commit = config.parent.name
-        if weights:
-            listed = huggingface_hub.HfApi().list_repo_files(repository, revision=commit)
-            for file in _needed(listed, code=code):
-                huggingface_hub.hf_hub_download(repository, file, revision=commit)
+        with quiet_hub():
+            # Asked first because, unlike downloads, it is not tried again and again when the
+            # network is down.
+            info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=20)
+            config = Path(
+                huggingface_hub.hf_hub_download(repository, "config.json", revision=wanted)
+            )
+            commit = config.parent.name
+            if weights:
+                listed = [sibling.rfilename for sibling in info.siblings or ()]
+                for file in _needed(listed, code=code):
+                    huggingface_hub.hf_hub_download(repository, file, revision=commit)
     except Exception as error:
         return _explain(error, given, repository, revision)
     return Source(given, repository, commit, config.parent)
@@ -220,12 +226,15 @@ def _from_cache(given: str, repository: str, revision: str | None, why: str) -> 
     import huggingface_hub
 
     try:
-        config = Path(
-            huggingface_hub.hf_hub_download(
-                repository, "config.json", revision=revision or "main", local_files_only=True
+        with quiet_hub():
+            config = Path(
+                huggingface_hub.hf_hub_download(
+                    repository, "config.json", revision=revision or "main", local_files_only=True
+                )
             )
-        )
     except Exception as error:
+        if _status(error) in (401, 403):
+            raise _gated(repository, _status(error)) from error
         near = [n for n in nearest_names(given) if n.lower() != given.lower()]
         if "/" not in repository and repository not in ALIASES.values():
             raise UnknownModelError(
@@ -256,11 +265,8 @@ def _explain(error: Exception, given: str, repository: str, revision: str | None
         raise error
     status = _status(error)
     near = [n for n in nearest_names(given) if n.lower() != given.lower()]
-    page = f"https://huggingface.co/{repository}"
-    gated = GatedModelError(
-        f"the hub refuses {repository!r} to you (HTTP {status or 401})",
-        hint=f"Accept its terms at {page}, then log in with `hf auth login` or set HF_TOKEN.",
-    )
+    page = _page(repository)
+    gated = _gated(repository, status)
     if isinstance(error, hub.GatedRepoError | hub.DisabledRepoError):
         raise gated from error
     if isinstance(error, hub.RevisionNotFoundError):
@@ -296,6 +302,18 @@ def _explain(error: Exception, given: str, repository: str, revision: str | None
     if isinstance(error, OSError) and "No space left" in str(error):
         raise ModelError(f"the disk is full: {error}", hint="Free some space.") from error
     return _from_cache(given, repository, revision, reason)
+
+
+def _page(repository: str) -> str:
+    return f"https://huggingface.co/{repository}"
+
+
+def _gated(repository: str, status: int | None) -> GatedModelError:
+    return GatedModelError(
+        f"the hub refuses {repository!r} to you (HTTP {status or 401})",
+        hint=f"Accept its terms at {_page(repository)}, then log in with `hf auth login` or set "
+        "HF_TOKEN.",
+    )
 
 
 def _status(error: BaseException) -> int | None:

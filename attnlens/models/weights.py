@@ -83,7 +83,8 @@ def weights_of(bridge: Any, facts: ModelFacts, *, pre_norm: bool, head: bool) ->
         "ln_final_w": _gain(_part(bridge, "ln_final"), "weight", offset) if head else None,
         "ln_final_b": _gain(_part(bridge, "ln_final"), "bias", 0.0) if head else None,
         "W_U": _read(_part(bridge, "unembed"), "W_U") if head else None,
-        "b_U": _read(_part(bridge, "unembed"), "b_U") if head else None,
+        # The bridge's own b_U is zeros where the model has no bias.
+        "b_U": _gain(_part(bridge, "unembed"), "bias", 0.0) if head else None,
     }
     found |= {name: value.numpy() for name, value in single.items() if value is not None}
     return found
@@ -130,8 +131,7 @@ def _shaped(value: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _gain(norm: Any, name: str, offset: float) -> Tensor | None:
-    inner = _part(norm, "original_component")
-    value = _read(inner if inner is not None else norm, name)
+    value = _read(unwrapped(norm), name)
     return None if value is None else value + offset
 
 
