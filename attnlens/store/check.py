@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import numpy as np
 
 from attnlens.activations import ACTIVATIONS
 from attnlens.errors import DamagedStoreError, StoreError
-from attnlens.store.lazy import ZarrBlock
+from attnlens.store.blocks import ZarrBlock
 from attnlens.store.schema import (
     CORPORA,
     MANIFEST,
@@ -24,7 +26,7 @@ from attnlens.store.schema import (
     UnitSpec,
     load_manifest,
 )
-from attnlens.store.shards import ShardReader, shard_file, shard_grid
+from attnlens.store.shards import ShardFile, shard_grid
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ def array_problems(block: ZarrBlock, *, deep: bool) -> Iterator[str]:
         return
     for shard in shard_grid(layout):
         try:
-            reader = ShardReader(folder, layout, shard)
+            file = ShardFile(folder, layout, shard)
             if deep:
-                reader.decode_all()
+                file.decode_all()
         except DamagedStoreError as error:
-            yield f"chunk {shard_file(folder, shard).name} {error.message}"
+            yield error.message
 
 
 def _plain_problems(block: ZarrBlock, folder: Path, *, deep: bool) -> Iterator[str]:
@@ -91,17 +93,30 @@ def _grid(array: Any) -> tuple[int, ...]:
     return tuple(-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True))
 
 
-def unit_arrays(folder: Path, manifest: Manifest) -> Iterator[ZarrBlock]:
-    """Yield every array that a unit must hold."""
-    for name in ("tokens", "prompt_id", *manifest.activations):
-        yield ZarrBlock(folder, name)
+def unit_arrays(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return the metadata of every array that a unit must hold, by name.
+
+    Raises
+    ------
+    DamagedStoreError
+        If the unit's metadata cannot be read, or lacks one of them.
+    """
+    try:
+        text = (folder / "zarr.json").read_text(encoding="utf-8")
+        known: dict[str, dict[str, Any]] = json.loads(text)["consolidated_metadata"]["metadata"]
+    except FileNotFoundError:
+        raise DamagedStoreError("zarr.json is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedStoreError(f"zarr.json cannot be read: {error}") from error
+    arrays = {name: meta for name, meta in known.items() if meta.get("node_type") == "array"}
+    wanted = ["tokens", "prompt_id", *manifest.activations]
     for name in manifest.statistics:
-        group = folder / "statistics" / name
-        if not group.is_dir():
-            raise DamagedStoreError(f"statistics/{name} is missing")
-        for entry in sorted(group.iterdir()):
-            if entry.is_dir():
-                yield ZarrBlock(folder, f"statistics/{name}/{entry.name}")
+        partial = [key for key in arrays if key.startswith(f"statistics/{name}/")]
+        wanted += partial or [f"statistics/{name}"]
+    for name in wanted:
+        if name not in arrays:
+            raise DamagedStoreError(f"{name} is missing")
+    return {name: arrays[name] for name in wanted}
 
 
 def unit_problems(
@@ -113,7 +128,8 @@ def unit_problems(
         yield place, "is missing"
         return
     try:
-        for block in unit_arrays(folder, manifest):
+        for name in unit_arrays(folder, manifest):
+            block = ZarrBlock(folder, name)
             where = f"{place}: {block.name}"
             try:
                 fault = _wrong_shape(block, manifest, unit)
@@ -155,27 +171,32 @@ def quick_problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]
             yield place, "is missing"
             continue
         try:
-            for block in unit_arrays(root, manifest):
-                try:
-                    names = {entry.name for entry in os.scandir(root / block.name)}
-                except FileNotFoundError:
-                    yield f"{place}: {block.name}", "is missing"
-                    continue
-                if "zarr.json" not in names:
-                    yield f"{place}: {block.name}", "zarr.json is missing"
-                    continue
-                for what in _absent(block, names):
-                    yield f"{place}: {block.name}", what
+            for name, meta in unit_arrays(root, manifest).items():
+                for what in _absent(root / name, meta):
+                    yield f"{place}: {name}", what
         except DamagedStoreError as error:
             yield place, error.message
+    for name in manifest.weights:
+        if not (folder / WEIGHTS / name / "zarr.json").is_file():
+            yield f"{WEIGHTS}: {name}", "is missing"
 
 
-def _absent(block: ZarrBlock, names: set[str]) -> Iterator[str]:
-    layout = block.layout
-    grid = shard_grid(layout) if layout else np.ndindex(*_grid(block.array))
-    if 0 in block.shape:
+def _absent(folder: Path, meta: dict[str, Any]) -> Iterator[str]:
+    """Yield which of an array's files are not there."""
+    try:
+        names = {entry.name for entry in os.scandir(folder)}
+    except FileNotFoundError:
+        yield "is missing"
         return
-    for chunk in grid:
+    try:
+        shape, chunks = meta["shape"], meta["chunk_grid"]["configuration"]["chunk_shape"]
+        counts = [-(-n // c) for n, c in zip(shape, chunks, strict=True)]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        yield "its metadata does not make sense"
+        return
+    if "zarr.json" not in names:
+        yield "zarr.json is missing"
+    for chunk in itertools.product(*map(range, counts)):
         name = ".".join(["c", *map(str, chunk)])
         if name not in names:
             yield f"chunk {name} is missing"

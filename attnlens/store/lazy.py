@@ -1,4 +1,4 @@
-"""Arrays that are read when they are used, one unit at a time, and never quietly incomplete.
+"""Arrays that are read when they are used, one unit at a time.
 
 xarray reads zarr lazily but joins several stores only with dask. :class:`Joined` joins units
 itself, through xarray's documented interface for backends, so that dask stays optional.
@@ -8,212 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
-from zarr.storage import LocalStore
 
-from attnlens.activations import ACTIVATIONS
-from attnlens.errors import DamagedStoreError, StoreError
-from attnlens.store.layout import Layout
-
-if TYPE_CHECKING:
-    from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
-
-Index = npt.NDArray[np.intp]
-
-
-class Block(Protocol):
-    """One array of one unit, wherever it lies."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """How it is stored."""
-
-    def read(self, selection: Sequence[Index]) -> npt.NDArray[Any]:
-        """Read the outer product of the indices, one array of them for each dimension."""
-
-
-@dataclass(frozen=True)
-class MemoryBlock:
-    """Prompts of one length out of an array in memory.
-
-    Attributes
-    ----------
-    array : ndarray
-        First dimension ``prompt``.
-    prompts : ndarray of int
-        Which prompts.
-    shape : tuple of int
-        Of the part that is seen: what lies beyond it is padding.
-    """
-
-    array: npt.NDArray[Any]
-    prompts: Index
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As in memory."""
-        return self.array.dtype
-
-    def read(self, selection: Sequence[Index]) -> npt.NDArray[Any]:
-        """Read the outer product of the indices."""
-        return self.array[np.ix_(self.prompts[selection[0]], *selection[1:])]
-
-
-class StrictStore(LocalStore):
-    """A folder in which a chunk that is not there is an error.
-
-    zarr itself returns the fill value.
-    """
-
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        """Read one file, or a part of it."""
-        found: Buffer | None = self._there(key, await super().get(key, prototype, byte_range))
-        return found
-
-    def get_sync(self, key: str, **how: Any) -> Any:
-        """Read one file, or a part of it, in zarr's pipeline without an event loop (zarr 3.3)."""
-        return self._there(key, super().get_sync(key, **how))  # type: ignore[misc,unused-ignore]
-
-    def _there(self, key: str, value: Any) -> Any:
-        array, _, file = key.rpartition("/")
-        if value is None and file.startswith("c"):
-            raise DamagedStoreError(
-                f"{self.root}: {array}: chunk {file} is missing.",
-                hint="Restore it from a copy, or capture again.",
-            )
-        return value
-
-
-class ZarrBlock:
-    """One array of one group on disk.
-
-    Parameters
-    ----------
-    folder : Path
-        The group's folder.
-    name : str
-        The array's name in it.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
-        self.name = name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (ZarrBlock, (self.folder, self.name))
-
-    @cached_property
-    def array(self) -> zarr.Array[Any]:
-        """The zarr array.
-
-        Raises
-        ------
-        DamagedStoreError
-            If it is not there, or its metadata cannot be read.
-        StoreError
-            If it holds anything but numbers.
-        """
-        place = f"{self.folder}: {self.name}"
-        try:
-            array = zarr.open_array(
-                StrictStore(self.folder, read_only=True), path=self.name, mode="r", zarr_format=3
-            )
-        except FileNotFoundError as error:
-            raise DamagedStoreError(
-                f"{place} is missing.", hint="Restore it from a copy, or capture again."
-            ) from error
-        except Exception as error:
-            raise DamagedStoreError(f"{place}: its metadata cannot be read: {error}.") from error
-        if array.dtype.kind not in "fiub":
-            raise StoreError(
-                f"{place} holds {array.dtype}; a store holds numbers only.",
-                hint="It was not written by attnlens; do not trust it.",
-            )
-        return array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """How it is stored."""
-        return np.dtype(self.array.dtype)
-
-    @property
-    def layout(self) -> Layout | None:
-        """How it is chunked; None for arrays that are no activations."""
-        array = self.array
-        if self.name not in ACTIVATIONS or array.shards is None:
-            return None
-        return Layout(ACTIVATIONS[self.name], array.shape, self.dtype, array.chunks, array.shards)
-
-    def read(self, selection: Sequence[Index]) -> npt.NDArray[Any]:
-        """Read the outer product of the indices.
-
-        Raises
-        ------
-        DamagedStoreError
-            If a chunk is missing or altered.
-        """
-        array = self.array
-        steps = tuple(_as_slice(i) for i in selection)
-        try:
-            if all(isinstance(s, slice) for s in steps):
-                return np.asarray(array[steps])
-            return np.asarray(array.oindex[steps])
-        except DamagedStoreError:
-            raise
-        except Exception as error:
-            raise self._damage(error) from error
-
-    def read_all(self) -> npt.NDArray[Any]:
-        """Read everything."""
-        return self.read([np.arange(n) for n in self.shape])
-
-    def _damage(self, error: Exception) -> StoreError:
-        """Find the chunk that made reading fail, for zarr does not say."""
-        from attnlens.store.check import array_problems
-
-        for problem in array_problems(self, deep=True):
-            return DamagedStoreError(
-                f"{self.folder}: {self.name}: {problem}.",
-                hint="Restore it from a copy, or capture again.",
-            )
-        if isinstance(error, OSError):
-            return StoreError(f"{self.folder}: {self.name} cannot be read: {error.strerror}.")
-        return DamagedStoreError(f"{self.folder}: {self.name} cannot be decoded: {error}.")
-
-
-def _as_slice(index: Index) -> slice | Index:
-    """Turn a run of consecutive indices into a slice, which zarr reads faster."""
-    if len(index) == 0:
-        return slice(0, 0)
-    first, last = int(index[0]), int(index[-1])
-    if last - first + 1 == len(index) and (len(index) < 3 or bool((np.diff(index) == 1).all())):
-        return slice(first, last + 1)
-    return index
+from attnlens.store.blocks import Block
+from attnlens.store.shards import Index, as_slice, outer
 
 
 class OuterArray(BackendArray):
@@ -259,7 +63,10 @@ class Single(OuterArray):
 
     def read(self, selection: Sequence[Index]) -> npt.NDArray[Any]:
         """Read the outer product of the indices."""
-        return self.block.read(selection).astype(self.dtype, copy=False)
+        out = np.empty([len(i) for i in selection], dtype=self.dtype)
+        if out.size:
+            self.block.read_into(selection, out)
+        return out
 
 
 @dataclass(frozen=True)
@@ -297,13 +104,18 @@ class Joined(OuterArray):
         self.dtype = np.result_type(*dtypes)
         self._owner = np.empty(shape[0], dtype=np.intp)
         self._local = np.empty(shape[0], dtype=np.intp)
+        self._ragged = any(
+            place is not None and (place < 0).any() for p in pieces for place in p.places
+        )
         for number, piece in enumerate(pieces):
             self._owner[piece.prompts] = number
             self._local[piece.prompts] = np.arange(len(piece.prompts))
 
     def read(self, selection: Sequence[Index]) -> npt.NDArray[Any]:
         """Read the outer product of the indices, unit by unit."""
-        out = np.full([len(i) for i in selection], np.nan, dtype=self.dtype)
+        out = np.empty([len(i) for i in selection], dtype=self.dtype)
+        if self._ragged:
+            out.fill(np.nan)
         owners = self._owner[selection[0]]
         for number in np.unique(owners):
             piece = self.pieces[number]
@@ -315,8 +127,24 @@ class Joined(OuterArray):
                 source.append(found[there])
                 target.append(there)
             if all(len(i) for i in source):
-                out[np.ix_(*target)] = piece.block.read(source)
+                self._fill(out, piece.block, source, target)
         return out
+
+    def _fill(
+        self,
+        out: npt.NDArray[Any],
+        block: Block,
+        source: Sequence[Index],
+        target: Sequence[Index],
+    ) -> None:
+        """Read one unit's part to where it belongs."""
+        where = [as_slice(i) for i in target]
+        if all(isinstance(w, slice) for w in where):
+            block.read_into(source, out[tuple(where)])
+            return
+        part = np.empty([len(i) for i in source], dtype=self.dtype)
+        block.read_into(source, part)
+        out[outer(where)] = part
 
 
 class HeadOutputs(OuterArray):

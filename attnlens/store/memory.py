@@ -14,8 +14,8 @@ from attnlens.activations import ACTIVATIONS, MASKED_SCORE, nearest
 from attnlens.errors import NeedError, NonFiniteError, UsageError
 from attnlens.needs import BUILTIN_STATISTICS
 from attnlens.store.arrays import Named, infer, to_numpy
+from attnlens.store.blocks import Block, MemoryBlock
 from attnlens.store.layout import RAGGED_DIMS
-from attnlens.store.lazy import Block, MemoryBlock
 from attnlens.store.schema import ActivationSpec, Manifest, PromptsSpec, UnitSpec
 from attnlens.store.units import HeadWeights, Unit
 from attnlens.store.weights import weight_dims

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import xarray as xr
 
 from attnlens.errors import DamagedStoreError, IncompleteStoreError, NeedError
+from attnlens.store.blocks import ZarrBlock
 from attnlens.store.contents import Contents
-from attnlens.store.lazy import Single, ZarrBlock
+from attnlens.store.lazy import Single
 from attnlens.store.schema import (
     CORPORA,
     TWINS,

@@ -3,8 +3,10 @@
 A shard of zarr v3 is its inner chunks one after another, then an index: offset and length of each
 chunk (uint64, little-endian, C order, all ones where there is none) and the index's crc32c.
 zarr-python writes a shard in one piece, or decodes and rewrites it for each piece; here pieces are
-appended as they arrive, so that the memory needed does not grow with the shard. zarr reads the
-result; the tests hold one against the other.
+appended as they arrive, so that the memory needed does not grow with the shard. Reading chunk by
+chunk is several times faster than through zarr's event loop, and tells which chunk is missing or
+altered, where zarr gives the fill value. zarr reads the same files: the tests hold one against the
+other.
 
 References
 ----------
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,8 @@ import numpy.typing as npt
 
 from attnlens.errors import DamagedStoreError, StoreError
 from attnlens.store.layout import Layout
+
+Index = npt.NDArray[np.intp]
 
 _EMPTY: Final = np.uint64(2**64 - 1)
 
@@ -47,8 +51,8 @@ class Codec:
 
     def encode(self, chunk: npt.NDArray[Any]) -> bytes:
         """Compress one chunk and append its crc32c."""
-        packed = bytes(self._codec.encode(np.ascontiguousarray(chunk)))
-        return packed + _crc(packed)
+        packed = self._codec.encode(np.ascontiguousarray(chunk))
+        return bytes(packed) + _crc(packed)
 
     def decode(self, data: bytes) -> bytes:
         """Undo :meth:`encode`.
@@ -61,7 +65,8 @@ class Codec:
         packed = data[:-4]
         if _crc(packed) != data[-4:]:
             raise ValueError("its checksum does not match")
-        return bytes(self._codec.decode(packed))
+        raw: bytes = self._codec.decode(packed)
+        return raw
 
 
 def _crc(data: bytes) -> bytes:
@@ -186,8 +191,8 @@ def _padded(chunk: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]
     return full
 
 
-class ShardReader:
-    """Reads a shard's chunks one by one, to find the one that is damaged.
+class ShardFile:
+    """One shard, opened for reading.
 
     Parameters
     ----------
@@ -200,39 +205,74 @@ class ShardReader:
     Raises
     ------
     DamagedStoreError
-        If the file is missing, its index is damaged, or its size is not what the index says.
+        If the file is missing, its index is damaged, or its size is not what the index says, or
+        the index lacks a chunk.
     """
 
     def __init__(self, folder: Path, layout: Layout, coordinates: tuple[int, ...]) -> None:
         self._layout = layout
-        self._file = shard_file(folder, coordinates)
+        self._codec = Codec(layout)
+        self._path = shard_file(folder, coordinates)
         per_shard = layout.chunks_per_shard
         length = 16 * math.prod(per_shard) + 4
         try:
-            with self._file.open("rb") as file:
+            with self._path.open("rb") as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - length))
                 tail = file.read()
         except FileNotFoundError:
-            raise DamagedStoreError("is missing") from None
+            raise self._damaged("is missing") from None
         if len(tail) != length or _crc(tail[:-4]) != tail[-4:]:
-            raise DamagedStoreError("is cut short, or its index is altered")
-        index = np.frombuffer(tail[:-4], dtype="<u8").reshape(*per_shard, 2)
-        present = index[..., 0] != _EMPTY
-        end = int((index[..., 0] + index[..., 1])[present].max(initial=0))
+            raise self._damaged("is cut short, or its index is altered")
+        self._index = np.frombuffer(tail[:-4], dtype="<u8").reshape(*per_shard, 2)
+        present = self._index[..., 0] != _EMPTY
+        end = int(self._index.sum(-1)[present].max(initial=0))
         if end + length != size:
-            raise DamagedStoreError(f"has {size} bytes where its index says {end + length}")
-        self.index = index
-        expected = [
-            min(n, math.ceil((total - at * s) / c))
-            for n, total, at, s, c in zip(
-                per_shard, layout.shape, coordinates, layout.shards, layout.chunks, strict=True
+            raise self._damaged(f"has {size} bytes where its index says {end + length}")
+        # Chunks that lie wholly beyond the array's edge are not written.
+        self._chunks = list(
+            itertools.product(
+                *(
+                    range(min(n, math.ceil((total - at * s) / c)))
+                    for n, total, at, s, c in zip(
+                        per_shard,
+                        layout.shape,
+                        coordinates,
+                        layout.shards,
+                        layout.chunks,
+                        strict=True,
+                    )
+                )
             )
-        ]
-        for inside in itertools.product(*map(range, expected)):
+        )
+        for inside in self._chunks:
             if not present[inside]:
-                raise DamagedStoreError(f"has no inner chunk {_dotted(inside)}")
-        self._inside = [tuple(map(int, i)) for i in np.argwhere(present)]
+                raise self._damaged(f"lacks inner chunk {_dotted(inside)}")
+
+    def _damaged(self, what: str) -> DamagedStoreError:
+        return DamagedStoreError(f"chunk {self._path.name} {what}")
+
+    def read(self, chunks: Iterable[tuple[int, ...]]) -> Iterator[npt.NDArray[Any]]:
+        """Yield inner chunks by their coordinates in the shard.
+
+        Raises
+        ------
+        DamagedStoreError
+            Naming the first that does not decode.
+        """
+        layout = self._layout
+        try:
+            with self._path.open("rb") as file:
+                for inside in chunks:
+                    offset, length = map(int, self._index[inside])
+                    file.seek(offset)
+                    try:
+                        raw = self._codec.decode(file.read(length))
+                        yield np.frombuffer(raw, dtype=layout.dtype).reshape(layout.chunks)
+                    except (ValueError, RuntimeError) as error:
+                        raise self._damaged(f"inner chunk {_dotted(inside)}: {error}") from error
+        except FileNotFoundError:
+            raise self._damaged("is missing") from None
 
     def decode_all(self) -> None:
         """Decode every chunk.
@@ -242,20 +282,91 @@ class ShardReader:
         DamagedStoreError
             Naming the first that does not decode.
         """
-        codec = Codec(self._layout)
-        raw = math.prod(self._layout.chunks) * self._layout.dtype.itemsize
-        with self._file.open("rb") as file:
-            for inside in self._inside:
-                offset, length = map(int, self.index[inside])
-                file.seek(offset)
-                try:
-                    got = len(codec.decode(file.read(length)))
-                except (ValueError, RuntimeError) as error:
-                    raise DamagedStoreError(f"inner chunk {_dotted(inside)}: {error}") from error
-                if got != raw:
-                    raise DamagedStoreError(
-                        f"inner chunk {_dotted(inside)}: {got} bytes where {raw} were stored"
-                    )
+        for _ in self.read(self._chunks):
+            pass
+
+
+class ArrayReader:
+    """Reads one activation of one unit, touching only the chunks that are asked for.
+
+    Parameters
+    ----------
+    folder : Path
+        The array's folder.
+    layout : Layout
+    """
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.layout = layout
+        self._folder = folder
+
+    def read(self, selection: Sequence[Index], out: npt.NDArray[Any]) -> None:
+        """Read the outer product of `selection` into `out`, cast to its dtype.
+
+        Parameters
+        ----------
+        selection : sequence of ndarray of int
+            Indices along each dimension, in any order.
+        out : ndarray
+            With as many elements along each dimension as there are indices.
+
+        Raises
+        ------
+        DamagedStoreError
+            If a chunk is missing or altered.
+        """
+        steps = [_steps(i, c) for i, c in zip(selection, self.layout.chunks, strict=True)]
+        per_shard = self.layout.chunks_per_shard
+        shards: dict[tuple[int, ...], list[tuple[tuple[int, ...], Any, Any]]] = {}
+        for step in itertools.product(*steps):
+            numbers = [s[0] for s in step]
+            shard = tuple(i // n for i, n in zip(numbers, per_shard, strict=True))
+            inside = tuple(i % n for i, n in zip(numbers, per_shard, strict=True))
+            parts = (inside, tuple(s[1] for s in step), tuple(s[2] for s in step))
+            shards.setdefault(shard, []).append(parts)
+        for shard, wanted in shards.items():
+            file = ShardFile(self._folder, self.layout, shard)
+            chunks = file.read(inside for inside, _, _ in wanted)
+            for chunk, (_, source, target) in zip(chunks, wanted, strict=True):
+                out[outer(target)] = chunk[outer(source)]
+
+
+Step = tuple[int, "slice | Index", "slice | Index"]
+
+
+def _steps(index: Index, chunk: int) -> list[Step]:
+    """Split indices along one dimension by the chunk that they lie in.
+
+    Returns
+    -------
+    list of (chunk's number, indices within it, places in the result)
+    """
+    numbers = index // chunk
+    found: list[Step] = []
+    for number in np.unique(numbers):
+        places = np.flatnonzero(numbers == number)
+        inside = index[places] - number * chunk
+        found.append((int(number), as_slice(inside), as_slice(places)))
+    return found
+
+
+def as_slice(index: Index) -> slice | Index:
+    """Turn a run of consecutive indices into a slice, which is faster."""
+    if len(index) == 0:
+        return slice(0, 0)
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == len(index) and (len(index) < 3 or bool((np.diff(index) == 1).all())):
+        return slice(first, last + 1)
+    return index
+
+
+def outer(selection: Sequence[slice | Index]) -> tuple[Any, ...]:
+    """Return an index for numpy that selects the outer product."""
+    arrays = [i for i, s in enumerate(selection) if not isinstance(s, slice)]
+    if len(arrays) < 2:
+        # One array among slices means the outer product already.
+        return tuple(selection)
+    return np.ix_(*(np.arange(s.start, s.stop) if isinstance(s, slice) else s for s in selection))
 
 
 def _dotted(coordinates: tuple[int, ...]) -> str:

@@ -12,7 +12,8 @@ import xarray as xr
 
 from attnlens.activations import ACTIVATIONS
 from attnlens.errors import NeedError
-from attnlens.store.lazy import Block, HeadOutputs, OuterArray, Single, ZarrBlock
+from attnlens.store.blocks import Block, ZarrBlock
+from attnlens.store.lazy import HeadOutputs, OuterArray, Single
 from attnlens.store.schema import ActivationSpec, Manifest, UnitSpec, resolve_positions
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class Unit:
     def tokens(self) -> xr.DataArray:
         """Token ids ``[prompt, pos]``, int32."""
         block = self.blocks["tokens"]
-        values = block.read([np.arange(n) for n in block.shape])
+        values = np.empty(block.shape, dtype=np.int32)
+        block.read_into([np.arange(n) for n in block.shape], values)
         return xr.DataArray(
             values,
             dims=("prompt", "pos"),
