@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,9 @@ from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import NeedError
 from attnlens.needs import BUILTIN_STATISTICS
 from attnlens.store.lazy import HeadOutputs, Joined, OuterArray, Piece
-from attnlens.store.schema import ActivationSpec, Manifest, resolve_positions
-from attnlens.store.units import HeadWeights, Unit, attention_of, label
+from attnlens.store.schema import Manifest, resolve_positions
+from attnlens.store.units import Unit, attention_of, label
+from attnlens.store.weights import Weights
 
 if TYPE_CHECKING:
     from attnlens.attention import Attention
@@ -28,10 +28,8 @@ class Contents(Mapping[str, xr.DataArray]):
     Parameters
     ----------
     manifest : Manifest
-    units : callable
-        Makes the units, given what W_O of an activation's layers and heads is.
-    weights : callable, optional
-        Loads the model's weights.
+    units : list of Unit
+    weights : Weights, optional
     statistics : mapping from str to class, optional
         Statistics that analyses brought, by name.
     given : mapping from str to DataArray, optional
@@ -41,18 +39,18 @@ class Contents(Mapping[str, xr.DataArray]):
     def __init__(
         self,
         manifest: Manifest,
-        units: Callable[[HeadWeights], list[Unit]],
+        units: list[Unit],
         *,
-        weights: Callable[[], xr.Dataset] | None = None,
+        weights: Weights | None = None,
         statistics: Mapping[str, type[Statistic]] | None = None,
         given: Mapping[str, xr.DataArray] | None = None,
     ) -> None:
         self.manifest = manifest
-        self._load_weights = weights
+        self._weights = weights or Weights()
         self._own_statistics = dict(statistics or {})
         self._given = dict(given or {})
         self._finished: dict[str, xr.DataArray] = {}
-        self._units = units(self._head_weights)
+        self._units = units
 
     def names(self) -> list[str]:
         """Return the names of all activations and statistics that ``store[name]`` gives."""
@@ -73,7 +71,8 @@ class Contents(Mapping[str, xr.DataArray]):
         if name in self.manifest.activations or name in self._given:
             return True
         if name == "result":
-            return "z" in self.manifest.activations and self._has_head_weights()
+            z = self.manifest.activations.get("z")
+            return z is not None and self._weights.covers(z)
         return name in self.manifest.statistics or self._computable(str(name))
 
     def _computable(self, name: str) -> bool:
@@ -96,15 +95,13 @@ class Contents(Mapping[str, xr.DataArray]):
             if name not in self._finished:
                 self._finished[name] = self._statistic(name)
             return self._finished[name].copy()
+        z = self.manifest.activations.get("z")
+        if name == "result" and z is not None:
+            self._weights.w_o(z)
         raise self._no(name)
 
     def _no(self, name: str) -> NeedError:
         there = self.names()
-        if name == "result" and "z" in self.manifest.activations:
-            return NeedError(
-                "result = z W_O needs W_O of every layer that z has, and the store lacks it.",
-                hint="Capture with the weights, or give weights={'W_O': ...}.",
-            )
         near = nearest(name, there)
         return NeedError(
             f"The store holds no {name!r}.",
@@ -115,7 +112,7 @@ class Contents(Mapping[str, xr.DataArray]):
     def lazy(self, name: str) -> OuterArray:
         """Return an activation as a lazy array over all its dimensions and prompts."""
         if name == "result" and name not in self.manifest.activations:
-            return HeadOutputs(self.lazy("z"), self._head_weights(self.manifest.activations["z"]))
+            return HeadOutputs(self.lazy("z"), self._weights.w_o(self.manifest.activations["z"]))
         spec, longest = self.manifest.activations[name], self.manifest.max_length
         rows = longest if spec.positions is None else len(spec.positions)
         pieces = []
@@ -190,9 +187,9 @@ class Contents(Mapping[str, xr.DataArray]):
     @property
     def has_weights(self) -> bool:
         """Whether the model's weights are there."""
-        return self._load_weights is not None
+        return bool(self._weights)
 
-    @cached_property
+    @property
     def weights(self) -> xr.Dataset:
         """The model's weights by their TransformerLens names, lazy.
 
@@ -201,22 +198,4 @@ class Contents(Mapping[str, xr.DataArray]):
         NeedError
             If the store does not hold them.
         """
-        if self._load_weights is None:
-            raise NeedError(
-                "The store holds no weights.",
-                hint="Capture with the weights, or give weights= to Store.from_arrays.",
-            )
-        return self._load_weights()
-
-    @cached_property
-    def _w_o(self) -> npt.NDArray[Any]:
-        return np.asarray(self.weights["W_O"].values, dtype=np.float32)
-
-    def _has_head_weights(self) -> bool:
-        return self.has_weights and "W_O" in self.weights
-
-    def _head_weights(self, spec: ActivationSpec) -> npt.NDArray[Any]:
-        if not self._has_head_weights() or max(spec.layers) >= self.weights.sizes["layer"]:
-            raise self._no("result")
-        heads = spec.heads if spec.heads is not None else range(self._w_o.shape[1])
-        return self._w_o[np.ix_(spec.layers, list(heads))]
+        return self._weights.dataset

@@ -52,7 +52,8 @@ def fsync_folder(path: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    # Windows syncs only what is open for writing.
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -17,8 +17,8 @@ from attnlens.store.arrays import Named, infer, to_numpy
 from attnlens.store.blocks import Block, MemoryBlock
 from attnlens.store.layout import RAGGED_DIMS
 from attnlens.store.schema import ActivationSpec, Manifest, PromptsSpec, UnitSpec
-from attnlens.store.units import HeadWeights, Unit
-from attnlens.store.weights import weight_dims
+from attnlens.store.units import Unit
+from attnlens.store.weights import Weights, weight_dims
 
 if TYPE_CHECKING:
     from attnlens.statistics import Statistic
@@ -36,7 +36,7 @@ def build(
     lengths: Any,
     twins: Iterable[Store],
     corpora: Mapping[str, Store] | None,
-    model: Mapping[str, Any] | None,
+    model: Any,
     period: int | None,
     statistics: Mapping[str, type[Statistic]] | None,
 ) -> Store:
@@ -66,7 +66,7 @@ def build(
     values = {name: _clean(name, array, real) for name, array in labelled.items()}
 
     manifest = Manifest(
-        model=dict(model or {}),
+        model=_facts(model),
         corpus={"name": "arrays"},
         prompts=PromptsSpec(n=n, lengths=[int(x) for x in real], period=period),
         activations={
@@ -84,32 +84,37 @@ def build(
     if ids is None:
         ids = np.full((n, longest), -1, dtype=np.int32)
 
-    def units(head_weights: HeadWeights) -> list[Unit]:
-        made = []
-        for spec in manifest.units:
-            rows = np.array(spec.prompts)
-            blocks: dict[str, Block] = {"tokens": MemoryBlock(ids, rows, (len(rows), spec.length))}
-            for name, value in values.items():
-                shape = (len(rows), *value.shape[1:])
-                cut = tuple(
-                    spec.length if d in RAGGED_DIMS else s
-                    for d, s in zip(ACTIVATIONS[name].dims, shape, strict=True)
-                )
-                blocks[name] = MemoryBlock(value, rows, cut)
-            made.append(Unit(spec, manifest, blocks, head_weights))
-        return made
-
     dataset = None if weights is None else _weights(weights)
+    held = Weights(None if dataset is None else lambda: dataset)
+    units = []
+    for spec in manifest.units:
+        rows = np.array(spec.prompts)
+        blocks: dict[str, Block] = {"tokens": MemoryBlock(ids, rows, (len(rows), spec.length))}
+        for name, value in values.items():
+            shape = (len(rows), *value.shape[1:])
+            cut = tuple(
+                spec.length if d in RAGGED_DIMS else s
+                for d, s in zip(ACTIVATIONS[name].dims, shape, strict=True)
+            )
+            blocks[name] = MemoryBlock(value, rows, cut)
+        units.append(Unit(spec, manifest, blocks, held))
+
     return Store(
         manifest,
         units,
-        weights=None if dataset is None else lambda: dataset,
+        weights=held,
         vocabulary=None if vocabulary is None else [str(t) for t in vocabulary],
         twins=twins,
         corpora=corpora,
         statistics=statistics,
         given=given,
     )
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    if hasattr(model, "to_json"):
+        model = model.to_json()
+    return dict(model or {})
 
 
 def _statistic(name: str, array: Any) -> xr.DataArray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +12,17 @@ import numpy.typing as npt
 import xarray as xr
 
 from attnlens.errors import DamagedStoreError, IncompleteStoreError, NeedError
-from attnlens.store.blocks import ZarrBlock
 from attnlens.store.contents import Contents
-from attnlens.store.lazy import Single
+from attnlens.store.disk import disk_unit, disk_vocabulary, disk_weights, subfolders
 from attnlens.store.schema import (
     CORPORA,
     TWINS,
     UNITS,
-    VOCABULARY,
-    WEIGHTS,
     Manifest,
     load_manifest,
 )
-from attnlens.store.units import HeadWeights, Unit, disk_unit
-from attnlens.store.weights import weight_dims
+from attnlens.store.units import Unit
+from attnlens.store.weights import Weights
 
 if TYPE_CHECKING:
     from attnlens.models import ModelFacts
@@ -54,10 +50,10 @@ class Store(Contents):
     def __init__(
         self,
         manifest: Manifest,
-        units: Callable[[HeadWeights], list[Unit]],
+        units: list[Unit],
         *,
         path: Path | None = None,
-        weights: Callable[[], xr.Dataset] | None = None,
+        weights: Weights | None = None,
         vocabulary: list[str] | None = None,
         twins: Iterable[Store] = (),
         corpora: Mapping[str, Store] | None = None,
@@ -94,20 +90,18 @@ class Store(Contents):
                 hint="Restore it from a copy, or capture again; `attnlens store verify` lists "
                 "everything that is wrong.",
             )
+        weights = Weights((lambda: disk_weights(folder, manifest)) if manifest.weights else None)
         store = cls(
             manifest,
-            lambda head_weights: [
-                disk_unit(folder / UNITS / u.folder, u, manifest, head_weights)
-                for u in manifest.units
-            ],
+            [disk_unit(folder / UNITS / u.folder, u, manifest, weights) for u in manifest.units],
             path=folder,
-            weights=(lambda: _disk_weights(folder, manifest)) if manifest.weights else None,
-            vocabulary=_disk_vocabulary(folder) if manifest.vocabulary else None,
+            weights=weights,
+            vocabulary=disk_vocabulary(folder) if manifest.vocabulary else None,
             statistics=statistics,
         )
-        for twin in _subfolders(folder / TWINS):
+        for twin in subfolders(folder / TWINS):
             store.twins.append(cls.open(twin, statistics=statistics))
-        for corpus in _subfolders(folder / CORPORA):
+        for corpus in subfolders(folder / CORPORA):
             store._corpora[corpus.name] = cls.open(corpus, statistics=statistics)
         return store
 
@@ -121,7 +115,7 @@ class Store(Contents):
         lengths: Any = None,
         twins: Iterable[Store] = (),
         corpora: Mapping[str, Store] | None = None,
-        model: Mapping[str, Any] | None = None,
+        model: ModelFacts | Mapping[str, Any] | None = None,
         period: int | None = None,
         statistics: Mapping[str, type[Statistic]] | None = None,
         **activations: Any,
@@ -139,8 +133,8 @@ class Store(Contents):
             Tokens of each prompt; what lies beyond is ignored.
         twins : iterable of Store, optional
         corpora : mapping from str to Store, optional
-        model : mapping, optional
-            Facts of the model (``ModelFacts.to_json()``).
+        model : ModelFacts or mapping, optional
+            Facts of the model.
         period : int, optional
             After how many tokens a prompt of repeated random tokens repeats.
         statistics : mapping from str to class, optional
@@ -271,6 +265,30 @@ class Store(Contents):
 
         return ModelFacts.from_json(self.manifest.model) if self.manifest.model else None
 
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Store:
+        """Write the store, of arrays in memory say, to a folder.
+
+        Parameters
+        ----------
+        path : path
+            The new ``.attn`` folder.
+        overwrite : bool
+            Replace a store that is there.
+
+        Returns
+        -------
+        Store
+            The one on disk.
+
+        Raises
+        ------
+        OutputError
+            If something is there already.
+        """
+        from attnlens.store.copying import save
+
+        return save(self, Path(path), overwrite=overwrite)
+
     def corpus(self, name: str) -> Store:
         """Return the store of the same model on another corpus.
 
@@ -359,29 +377,3 @@ def open_store(
 
 def _with_layers(array: Any, layers: list[int]) -> xr.DataArray:
     return xr.DataArray(array[0], dims=array[1], coords={"layer": layers})
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-
-
-def _disk_vocabulary(folder: Path) -> list[str]:
-    try:
-        data = (folder / VOCABULARY).read_bytes().decode("utf-8", "surrogatepass")
-        return [str(t) for t in json.loads(data)]
-    except (OSError, ValueError) as error:
-        raise DamagedStoreError(
-            f"{folder / VOCABULARY} cannot be read: {error}.",
-            hint="Restore it from a copy, or capture again.",
-        ) from error
-
-
-def _disk_weights(folder: Path, manifest: Manifest) -> xr.Dataset:
-    variables = {}
-    for name in manifest.weights:
-        block = ZarrBlock(folder / WEIGHTS, name)
-        dims = getattr(block.array.metadata, "dimension_names", None) or weight_dims(
-            name, len(block.shape)
-        )
-        variables[name] = Single(block).variable([str(d) for d in dims])
-    return xr.Dataset(variables)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +11,15 @@ import xarray as xr
 
 from attnlens.activations import ACTIVATIONS
 from attnlens.errors import NeedError
-from attnlens.store.blocks import Block, ZarrBlock
+from attnlens.store.blocks import Block
 from attnlens.store.lazy import HeadOutputs, OuterArray, Single
 from attnlens.store.schema import ActivationSpec, Manifest, UnitSpec, resolve_positions
+from attnlens.store.weights import Weights
 
 if TYPE_CHECKING:
     from attnlens.attention import Attention
 
 State = dict[str, npt.NDArray[Any]]
-HeadWeights = Callable[[ActivationSpec], npt.NDArray[Any]]
 
 
 class Unit:
@@ -34,8 +33,8 @@ class Unit:
     manifest : Manifest
     blocks : mapping from str to Block
         Its arrays, ``tokens`` and the activations.
-    head_weights : callable
-        Gives W_O of the layers and heads of an activation.
+    weights : Weights
+        Of the store.
     states : mapping from str to dict, or None
         Partial sums of the stored statistics.
     """
@@ -45,13 +44,13 @@ class Unit:
         spec: UnitSpec,
         manifest: Manifest,
         blocks: Mapping[str, Block],
-        head_weights: HeadWeights,
+        weights: Weights,
         states: Mapping[str, State] | None = None,
     ) -> None:
         self.spec = spec
         self.blocks = blocks
         self._manifest = manifest
-        self._head_weights = head_weights
+        self._weights = weights
         self._states = states
 
     def __repr__(self) -> str:
@@ -90,16 +89,10 @@ class Unit:
         return (self._states or {})[name]
 
     def __contains__(self, name: object) -> bool:
+        z = self._manifest.activations.get("z")
         return name in self._manifest.activations or (
-            name == "result" and "z" in self._manifest.activations and self._has_weights()
+            name == "result" and z is not None and self._weights.covers(z)
         )
-
-    def _has_weights(self) -> bool:
-        try:
-            self._head_weights(self._manifest.activations["z"])
-        except NeedError:
-            return False
-        return True
 
     def lazy(self, name: str) -> OuterArray:
         """Return an activation as a lazy array, over all its dimensions.
@@ -112,7 +105,7 @@ class Unit:
         if name in self._manifest.activations:
             return Single(self.blocks[name])
         if name == "result" and "z" in self._manifest.activations:
-            return HeadOutputs(self.lazy("z"), self._head_weights(self._manifest.activations["z"]))
+            return HeadOutputs(self.lazy("z"), self._weights.w_o(self._manifest.activations["z"]))
         raise NeedError(
             f"The store holds no {name}.",
             hint=f"It holds {', '.join(self._manifest.activations) or 'no activations'}.",
@@ -222,31 +215,3 @@ def label(
         name=name,
         attrs={"long_name": activation.what},
     )
-
-
-def disk_unit(folder: Path, spec: UnitSpec, manifest: Manifest, head_weights: HeadWeights) -> Unit:
-    """Return a unit that lies in a folder."""
-    names = ("tokens", "prompt_id", *manifest.activations)
-    blocks = {name: ZarrBlock(folder, name) for name in names}
-    return Unit(spec, manifest, blocks, head_weights, _DiskStates(folder, manifest))
-
-
-class _DiskStates(Mapping[str, State]):
-    """Partial sums on disk, read when they are asked for."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder = folder
-        self._names = manifest.statistics
-
-    def __getitem__(self, name: str) -> State:
-        if name not in self._names:
-            raise KeyError(name)
-        group = f"statistics/{name}"
-        keys = sorted(p.name for p in (self._folder / group).iterdir() if p.is_dir())
-        return {key: ZarrBlock(self._folder, f"{group}/{key}").read_all() for key in keys}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
