@@ -117,7 +117,8 @@ def store_info(path: str | Path) -> dict[str, Any]:
         ``path``, ``schema``, ``sealed``, ``model``, ``corpus``, ``prompts``, ``lengths``,
         ``activations``, ``statistics``, ``units`` (how many, and how many are there),
         ``weights``, ``vocabulary``, ``bytes``, ``twins``, ``corpora``, ``versions``, ``seed``,
-        ``created``, ``command``, ``notes``; plain data, fit for JSON.
+        ``created``, ``command``, ``notes``, and ``arrays``: one row for each activation and
+        statistic. Plain data, fit for JSON.
 
     Raises
     ------
@@ -153,4 +154,41 @@ def store_info(path: str | Path) -> dict[str, Any]:
         "created": manifest.created,
         "command": manifest.command,
         "notes": manifest.notes,
+        "arrays": _array_rows(folder, manifest),
     }
+
+
+def _array_rows(folder: Path, manifest: Manifest) -> list[dict[str, str]]:
+    """Return, for each activation and statistic, its kind, parts, and bytes on disk."""
+    units = folder / UNITS
+    rows = []
+    for name, spec in manifest.activations.items():
+        size = sum(p.stat().st_size for p in units.glob(f"[0-9]*/{name}/*"))
+        rows.append(
+            {
+                "name": name,
+                "kind": spec.dtype,
+                "layers": _listed(spec.layers),
+                "heads": "all" if spec.heads is None else _listed(spec.heads),
+                "on disk": readable(size),
+            }
+        )
+    for name in manifest.statistics:
+        size = sum(p.stat().st_size for p in units.glob(f"[0-9]*/statistics/{name}/*/*"))
+        rows.append(
+            {
+                "name": name,
+                "kind": "statistic",
+                "layers": "all" if manifest.layers is None else _listed(manifest.layers),
+                "heads": "all" if manifest.heads is None else _listed(manifest.heads),
+                "on disk": readable(size),
+            }
+        )
+    return rows
+
+
+def _listed(numbers: list[int]) -> str:
+    """Write numbers as people do: a run as its first and last."""
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers))

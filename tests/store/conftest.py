@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from attnlens.store import layout
+
+
+@pytest.fixture
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let even small arrays have several chunks and shards."""
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(layout, "SHARD_BYTES", 700)
+    monkeypatch.setattr(layout, "_WAITING_BYTES", 200)
