@@ -18,7 +18,7 @@ from attnlens.models.memory import memory_errors
 from attnlens.models.model import Model
 from attnlens.models.probe import probe_tokens
 from attnlens.models.quiet import quiet
-from attnlens.models.weights import fingerprint
+from attnlens.models.weights import fingerprint, unwrapped
 
 
 def make_twin(model: Model, seed: int) -> Model:
@@ -98,6 +98,7 @@ def _bridge(hf: Any, config: Any, architecture: str, name: str, device: str) -> 
     from transformer_lens.model_bridge.sources import build_bridge_from_module
     from transformer_lens.utilities.multi_gpu import count_unique_devices
 
+    modes = {module: module.training for module in hf.modules()}
     try:
         bridge = build_bridge_from_module(
             hf, architecture, hf_config=config, model_name=name, device=device
@@ -109,6 +110,12 @@ def _bridge(hf: Any, config: Any, architecture: str, name: str, device: str) -> 
             f"TransformerLens cannot wrap {name!r} ({architecture}): {first_line(error)}"
         ) from error
     bridge.cfg.n_devices = count_unique_devices(hf)
+    # The bridge gives every module the mode of the whole; a user may have mixed them.
+    for module, training in modes.items():
+        module.training = training
+    for module in hf.modules():
+        if module not in modes and unwrapped(module) in modes:
+            module.training = modes[unwrapped(module)]
     return bridge
 
 
@@ -192,7 +199,7 @@ def _with_head(hf: Any, architecture: str, name: str) -> tuple[Any, bool]:
     prefix = getattr(kind, "base_model_prefix", "")
     with quiet(), torch.random.fork_rng(devices=[]):
         whole = _empty(kind, hf.config)
-        if not isinstance(hf, type(getattr(whole, prefix, None))):
+        if type(hf).__name__ != type(getattr(whole, prefix, None)).__name__:
             raise UnsupportedModelError(
                 f"TransformerLens has no adapter for {name!r}, a live {type(hf).__name__}",
                 hint=f"Load it as {architecture}.",
