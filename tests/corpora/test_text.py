@@ -146,7 +146,7 @@ def test_text_without_tokenizer_points_to_tokens(tiny: Any) -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
-    with pytest.raises(CorpusError, match="token 31, which is outside .* of 20"):
+    with pytest.raises(CorpusError, match=r"token 31, which is outside .* of 20"):
         load("w3 w30", words(None), facts_of(d_vocab=20))
 
 
@@ -156,7 +156,7 @@ def test_any_unicode_encodes_and_decodes(demo_tokenizer: Any, texts: list[str], 
     texts = [t.encode("utf-8", "replace").decode() for t in texts]
     prompts = load(texts, demo_tokenizer, facts, bos=bos)
     for text, tokens in zip(texts, prompts.tokens, strict=True):
-        assert 0 <= tokens.min() and tokens.max() < 512
+        assert tokens.min() >= 0 and tokens.max() < 512
         assert demo_tokenizer.decode(tokens[1:] if bos else tokens) == text
 
 

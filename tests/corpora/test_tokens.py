@@ -100,7 +100,7 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
 
     path = tmp_path / "ids.npy"
     np.save(path, np.array([Bomb()], object), allow_pickle=True)
-    with pytest.raises(CorpusError, match="not a .npy file of integers"):
+    with pytest.raises(CorpusError, match=r"not a \.npy file of integers"):
         load(path)
     assert not (tmp_path / "exploded").exists()
 
