@@ -7,20 +7,29 @@ read or set.
 from __future__ import annotations
 
 from .align import FactorMatch, MatchNull, align, factor_match, match_null
+from .compress import Compressed
 from .cp import cp
 from .diagnostics import Degeneracy
 from .rank import RankSelection
 from .results import CPFit, CPScan
+from .slices import compress_slices, slices_memory
+from .tucker import Interaction, TuckerFit, tucker
 
 __all__ = [
     "CPFit",
     "CPScan",
+    "Compressed",
     "Degeneracy",
     "FactorMatch",
+    "Interaction",
     "MatchNull",
     "RankSelection",
+    "TuckerFit",
     "align",
+    "compress_slices",
     "cp",
     "factor_match",
     "match_null",
+    "slices_memory",
+    "tucker",
 ]

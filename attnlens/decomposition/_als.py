@@ -196,7 +196,6 @@ def descend(
             rhs = product.new_zeros(len(ranks) * width, product.shape[1])
             rhs[index] = product
             rhs = problem.outward(rhs, mode).view(len(ranks), width, -1)
-            normal = fill
             others = [gram[k] for k in range(order) if k != mode]
             normal = others[0]
             for other in others[1:]:
@@ -218,29 +217,29 @@ def descend(
             gram[mode] = hat_new @ hat_new.mT
             inner[mode] = problem.inward(hat_new, mode)
             rows[mode] = inner[mode].reshape(-1, inner[mode].shape[-1])[index]
-        good = (value <= loss) & torch.isfinite(value)
-        pick = good[:, None, None]
+        good = value <= loss  # false for NaN
+        plain_before, plain = plain, ~good
+        bad = plain.nonzero()[:, 0]
         drop = (loss.sqrt() - value.sqrt()) / per_round
         # A round that was taken back says nothing about convergence unless it was a plain one.
-        quiet = torch.where(good, drop < tol, plain) | (value < 1e-15)
+        quiet = torch.where(good, drop < tol, plain_before) | (value < 1e-15)
         calm = torch.where(quiet, calm + 1, torch.where(good, 0.0 * calm, calm))
         for k in range(order):
-            candidate = fresh[k] if k == final else hat[k]
-            point[k] = torch.where(pick, candidate, point[k])
-            if k == final:
-                hat[k] = torch.where(pick, hat_new, point[k])
-            else:
-                hat[k] = torch.where(pick, hat[k], point[k])
-            last[k] = torch.where(pick, fresh.get(k, last[k]), point[k])
+            before = point[k]
+            point[k] = fresh[k] if k == final else hat[k]
+            hat[k] = hat_new if k == final else hat[k]
+            last[k] = fresh.get(k, last[k])
+            if len(bad):
+                # point shares its memory with hat or last: both hold `before` there too.
+                rows_before = before[bad]
+                for target in (point[k], hat[k], last[k]):
+                    target[bad] = rows_before
+            if len(bad) or k == final:
+                inner[k] = problem.inward(hat[k], k)
+                gram[k] = hat[k] @ hat[k].mT
         loss = torch.where(good, value, loss)
         ceiling = torch.where(good, (1.01 * ceiling).clamp_max(1.0), beta)
         beta = torch.where(good, torch.minimum(1.05 * beta, ceiling), beta / 1.5)
-        plain = ~good
-        rejected = bool(plain.any())
-        for k in range(order):
-            if rejected or k == final:
-                inner[k] = problem.inward(hat[k], k)
-                gram[k] = hat[k] @ hat[k].mT
         held = final
         done = calm >= 3
         if step == rounds or (step % 4 == 0 and bool(done.any())):

@@ -137,12 +137,19 @@ def read(
                 coords[key] = (tuple(own[str(d)] for d in value.dims), np.asarray(value.values))
         tensor = tensor.values
     data = _to_torch(tensor)
-    _check_values(data, names, nonnegative)
-    largest = float(data.abs().max())
+    low_value, high_value = (float(v) for v in torch.aminmax(data))  # NaN if there is one
+    if not (math.isfinite(low_value) and math.isfinite(high_value)):
+        _refuse(data, ~torch.isfinite(data), names, "not finite", "Mask or drop those first.")
+    if nonnegative and low_value < 0:
+        _refuse(data, data < 0, names, "negative", "Use nonnegative=False, or clip the tensor.")
+    largest = max(-low_value, high_value)
     if largest == 0.0:
         return Labelled(data, names, coords, (0.0, 1.0))
-    data = data / largest
-    norm = _norm(data)
+    if not 1e-100 < largest < 1e100 or (data.dtype == torch.float32 and not 1e-15 < largest < 1e15):
+        data = data / largest
+    else:
+        largest = 1.0
+    norm = math.sqrt(sum(float(torch.linalg.vector_norm(part)) ** 2 for part in data))
     return Labelled(data / norm, names, coords, (largest, norm))
 
 
@@ -173,16 +180,6 @@ def _to_torch(tensor: Any) -> Tensor:
     return data.to(torch.float64 if data.numel() <= _WIDE else torch.float32)
 
 
-def _check_values(data: Tensor, names: tuple[str, ...], nonnegative: bool) -> None:
-    bad = ~torch.isfinite(data)
-    if bool(bad.any()):
-        _refuse(data, bad, names, "not finite", "Mask or drop those entries first.")
-    if nonnegative:
-        bad = data < 0
-        if bool(bad.any()):
-            _refuse(data, bad, names, "negative", "Use nonnegative=False, or clip the tensor.")
-
-
 def _refuse(data: Tensor, bad: Tensor, names: tuple[str, ...], what: str, hint: str) -> None:
     where = bad.nonzero()
     place = ", ".join(f"{n}={int(i)}" for n, i in zip(names, where[0], strict=True))
@@ -191,10 +188,6 @@ def _refuse(data: Tensor, bad: Tensor, names: tuple[str, ...], what: str, hint: 
         f"{len(where)} of {data.numel()} entries are {what}; the first is {value} at {place}.",
         hint=hint,
     )
-
-
-def _norm(data: Tensor) -> float:
-    return math.sqrt(sum(float(part.double().square().sum()) for part in data))
 
 
 def tell(progress: Progress | None, stage: str, done: int, total: int) -> None:

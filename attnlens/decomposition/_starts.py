@@ -71,4 +71,5 @@ def eigen_start(rng: np.random.Generator, core: Tensor, rank: int) -> list[Tenso
 def _real(values: Tensor, vectors: Tensor) -> Tensor:
     """Real basis of the eigenvectors: a complex pair gives its real and imaginary parts."""
     columns = torch.where(values.imag < 0, vectors.imag, vectors.real)
-    return columns / columns.norm(dim=0).clamp_min(1e-300)
+    norms: Tensor = columns.norm(dim=0)
+    return columns / norms.clamp_min(1e-300)

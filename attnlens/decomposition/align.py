@@ -25,8 +25,8 @@ class FactorMatch:
     scores : ndarray
         float64 ``[pair]``, each in [0, 1].
     pairs : ndarray
-        int64 ``[pair, 2]``: component of `a`, component of `b`; by component of `a`. As many pairs as
-        the smaller rank.
+        int64 ``[pair, 2]``: component of `a`, component of `b`; by component of `a`. As many
+        pairs as the smaller rank.
     unmatched : tuple of ndarray
         Components of `a`, and of `b`, without a partner.
     """

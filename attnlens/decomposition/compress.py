@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+_BLOCK = 1 << 22
 
 
 @dataclass
@@ -21,14 +25,21 @@ class Compressed:
         float64 ``[n_k, c_k]`` with orthonormal columns, strongest direction first.
     lost : float
         Share of the tensor's squared norm that the bases leave out.
-    ranks : tuple of int
-        Numerical rank of each mode, as far as it was looked at.
+    norm : float
+        What the core is to be multiplied by; the tensor without its lost part has norm
+        ``norm * |core|``.
+    dims : tuple of str
+        Names of the modes.
+    coords : mapping
+        Coordinates of the modes, as xarray takes them.
     """
 
     core: Tensor
     bases: list[Tensor]
     lost: float = 0.0
-    ranks: tuple[int, ...] = field(default=())
+    norm: float = 1.0
+    dims: tuple[str, ...] = ()
+    coords: Mapping[Hashable, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,20 +64,38 @@ def times(tensor: Tensor, matrix: Tensor, mode: int) -> Tensor:
     return torch.matmul(matrix, block).reshape(shape)
 
 
+def cross(left: Tensor, right: Tensor, mode: int) -> Tensor:
+    """Return ``left_(mode) right_(mode)^T`` in float64, summed block by block without copies.
+
+    The tensors have the same shape but for `mode`.
+    """
+    outer = math.prod(left.shape[:mode])
+    a = left.reshape(outer, left.shape[mode], -1)
+    b = right.reshape(outer, right.shape[mode], -1)
+    if a.shape[2] == 1:
+        return (a[:, :, 0].T @ b[:, :, 0]).double()
+    if outer == 1:
+        return (a[0] @ b[0].T).double()
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=left.device)
+    for x, y in zip(a, b, strict=True):
+        total += x @ y.T
+    return total
+
+
 def gram(tensor: Tensor, mode: int) -> Tensor:
-    """Return ``X_(mode) X_(mode)^T`` in float64, summed block by block."""
-    left = 1
-    for n in tensor.shape[:mode]:
-        left *= n
-    block = tensor.reshape(left, tensor.shape[mode], -1)
-    if block.shape[2] == 1:
-        flat = block[:, :, 0].double()
-        return flat.T @ flat
-    if tensor.dtype == torch.float64 and left == 1:
-        return block[0] @ block[0].T
+    """Return ``X_(mode) X_(mode)^T`` in float64, block by block, whatever the dtype."""
+    if tensor.dtype == torch.float64:
+        return cross(tensor, tensor, mode)
+    outer = math.prod(tensor.shape[:mode])
+    block = tensor.reshape(outer, tensor.shape[mode], -1)
     total = torch.zeros(block.shape[1], block.shape[1], dtype=torch.float64, device=tensor.device)
+    if block.shape[2] == 1:
+        block = block.reshape(-1, block.shape[1]).T[None]
+    width = max(1, _BLOCK // block.shape[1])
     for part in block:
-        total.addmm_(part.double(), part.double().T)
+        for piece in part.split(width, dim=1):
+            wide = piece.double()
+            total.addmm_(wide, wide.T)
     return total
 
 
@@ -113,6 +142,19 @@ def leading(tensor: Tensor, mode: int, rank: int | None = None) -> tuple[Tensor,
     return fix_signs(basis), values
 
 
+def complete(basis: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Append seeded orthonormal columns until there are `count` of them."""
+    have = basis.shape[1]
+    if have >= count:
+        return basis[:, :count]
+    generator = torch.Generator().manual_seed(seed)
+    extra = torch.randn(basis.shape[0], count - have, generator=generator, dtype=torch.float64)
+    extra = extra.to(basis)
+    for _ in range(2):  # twice is enough
+        extra = extra - basis @ (basis.T @ extra)
+    return torch.cat([basis, fix_signs(torch.linalg.qr(extra)[0])], dim=1)
+
+
 def compress(tensor: Tensor, ranks: Sequence[int]) -> Compressed:
     """Sequentially truncated HOSVD, smallest mode first.
 
@@ -130,18 +172,13 @@ def compress(tensor: Tensor, ranks: Sequence[int]) -> Compressed:
     """
     core = tensor
     bases: list[Tensor | None] = [None] * tensor.ndim
-    numerical = [0] * tensor.ndim
     lost = 0.0
     total: float | None = None
     for mode in sorted(range(tensor.ndim), key=lambda k: (tensor.shape[k], k)):
         basis, energy = leading(core, mode, ranks[mode])
         total = float(energy.sum()) if total is None else total
-        floor = torch.finfo(torch.float64).eps * 4 * max(len(energy), 8)
-        numerical[mode] = max(1, int((energy > floor * energy[0]).sum()))
         lost += float(energy[basis.shape[1] :].sum())
         core = times(core, basis.T.to(core.dtype), mode)
         bases[mode] = basis
     share = lost / total if total else 0.0
-    return Compressed(
-        core.double().contiguous(), [b for b in bases if b is not None], share, tuple(numerical)
-    )
+    return Compressed(core.double().contiguous(), [b for b in bases if b is not None], share)

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from attnlens.errors import DecompositionError
 
-from ._input import Labelled, Progress, read, tell
-from ._solve import Best, Settings, core_sizes, polish, solve
-from .align import factor_match
-from .compress import Compressed, compress
-from .diagnostics import Degeneracy, canonical, core_consistency, degeneracy, residual_error
-from .rank import RankSelection, select
+from ._input import Labelled, Progress, read
+from ._job import Job
+from ._solve import Settings
+from .compress import Compressed
 from .results import CPFit, CPScan
 
 MAX_RANK = 12
@@ -70,7 +68,7 @@ def cp(
     max_rank: int = MAX_RANK,
     max_iter: int = 500,
     tol: float = 1e-8,
-    polish_sweeps: int = 10,
+    polish_sweeps: int = 30,
     init: Any = None,
     dims: Sequence[str] | None = None,
     memory: int | None = None,
@@ -78,18 +76,19 @@ def cp(
 ) -> CPFit | CPScan:
     """Decompose a tensor into a sum of outer products.
 
-    The tensor is compressed to a small core by a sequentially truncated HOSVD; every rank and every
-    restart is fitted there in one batch by accelerated alternating least squares (hierarchical, with
-    `nonnegative`); the best fit of each rank is expanded and polished on the whole tensor.
+    The tensor is compressed to a small core by a sequentially truncated HOSVD; every rank and
+    every restart is fitted there in one batch by accelerated alternating least squares
+    (hierarchical, with `nonnegative`); the best fit of each rank is expanded and polished on the
+    whole tensor.
 
     Parameters
     ----------
-    tensor : DataArray, ndarray or Tensor
+    tensor : DataArray, ndarray, Tensor or Compressed
         Real and finite, with 3 or 4 modes, of any float, integer or boolean dtype, on any device.
         Never modified.
     rank : int, iterable of int, or "auto"
-        Number of components. Several ranks give a `CPScan`; "auto" tries 1 to `max_rank` and selects
-        by split-half reproducibility.
+        Number of components. Several ranks give a `CPScan`; "auto" tries 1 to `max_rank` and
+        selects by split-half reproducibility.
     n_restarts : int
         Starts per rank: half from a randomised generalised eigendecomposition of the core, half
         from normal factors (squared, with `nonnegative`).
@@ -146,182 +145,24 @@ def cp(
         )
     single = isinstance(rank, int | np.integer) and not isinstance(rank, bool)
     ranks = _ranks(rank, max_rank)
-    labelled = read(tensor, dims=dims, nonnegative=nonnegative, memory=memory)
-    job = _Job(labelled, settings, polish_sweeps, progress)
+    if isinstance(tensor, Compressed):
+        # The core is scaled to the unit norm of the tensor, lost part included.
+        labelled = Labelled(tensor.core, tensor.dims, dict(tensor.coords), (tensor.norm, 1.0))
+        job = Job(labelled, settings, 0, progress, tensor)
+    else:
+        labelled = read(tensor, dims=dims, nonnegative=nonnegative, memory=memory)
+        job = Job(labelled, settings, polish_sweeps, progress)
+    names = job.labelled.dims
     if single:
-        warm = None if init is None else _warm(init, labelled, ranks[0], nonnegative)
+        warm = None if init is None else _warm(init, job.shape, ranks[0], nonnegative)
         return job.fit(ranks, warm)[ranks[0]]
     if init is not None:
         raise DecompositionError("init= starts one rank; a scan of several cannot use it.")
     if split is None and isinstance(rank, str):
-        split = labelled.dims[-1]
-    mode = None if split is None else _mode(split, labelled.dims)
+        split = names[-1]
+    mode = None if split is None else _mode(split, names)
     fits = job.fit(ranks)
     return CPScan(fits, None if mode is None else job.select(fits, mode, n_splits))
-
-
-class _Job:
-    """One call of `cp`: a tensor in working form and the settings of its fits."""
-
-    def __init__(
-        self,
-        labelled: Labelled,
-        settings: Settings,
-        polish_sweeps: int,
-        progress: Progress | None = None,
-    ) -> None:
-        self.labelled = labelled
-        self.settings = settings
-        self.polish_sweeps = polish_sweeps
-        self.progress = progress
-
-    def fit(self, ranks: list[int], warm: list[Tensor] | None = None) -> dict[int, CPFit]:
-        """Fit every rank."""
-        if self.labelled.is_zero:
-            return {rank: self._zero(rank) for rank in ranks}
-        tell(self.progress, "compress", 0, 1)
-        data = self.labelled.tensor
-        packed = compress(data, core_sizes(data.shape, max(ranks)))
-        tell(self.progress, "compress", 1, 1)
-        cap = _largest_rank(packed)
-        found = solve(
-            packed,
-            sorted({min(r, cap) for r in ranks}),
-            self.settings,
-            warm=warm if max(ranks) <= cap else None,
-            progress=self.progress,
-        )
-        if self.polish_sweeps:
-            polish(data, found, self.settings, self.polish_sweeps, self.progress)
-        fits = {}
-        for i, rank in enumerate(ranks):
-            fits[rank] = self._report(found[min(rank, cap)], rank, packed, cap)
-            tell(self.progress, "diagnose", i + 1, len(ranks))
-        return fits
-
-    def factors(self, ranks: list[int]) -> dict[int, list[np.ndarray]]:
-        """Factors ``[n_k, component]`` of every rank, without diagnostics."""
-        data = self.labelled.tensor
-        packed = compress(data, core_sizes(data.shape, max(ranks)))
-        cap = _largest_rank(packed)
-        found = solve(packed, sorted({min(r, cap) for r in ranks}), self.settings)
-        return {r: [f.T.cpu().numpy() for f in found[r].factors] for r in ranks if r <= cap}
-
-    def select(self, fits: dict[int, CPFit], mode: int, n_splits: int) -> RankSelection:
-        """Fit random halves along `mode` and compare their components in all other modes."""
-        ranks = list(fits)
-        name, size = self.labelled.dims[mode], self.labelled.tensor.shape[mode]
-        if size < 4:
-            raise DecompositionError(
-                f"Mode {name!r} has {size} entries; at least 4 are needed to split it in halves.",
-                hint="Name another mode with split=, or give one rank.",
-            )
-        others = [k for k in range(len(self.labelled.dims)) if k != mode]
-        table = np.zeros((n_splits, len(ranks)))
-        for i in range(n_splits if not self.labelled.is_zero else 0):
-            rng = np.random.default_rng([self.settings.seed, 0, i])
-            order = rng.permutation(size)
-            halves = [self._half(np.sort(part), mode) for part in np.array_split(order, 2)]
-            if all(half is not None for half in halves):
-                left, right = (half.factors(ranks) for half in halves if half is not None)
-                for j, rank in enumerate(ranks):
-                    if rank in left and rank in right:
-                        table[i, j] = factor_match(left[rank], right[rank], modes=others).min
-            tell(self.progress, "split", i + 1, n_splits)
-        return select(
-            ranks,
-            np.array([f.error for f in fits.values()]),
-            np.array([f.core_consistency for f in fits.values()]),
-            table,
-            name,
-        )
-
-    def _half(self, entries: np.ndarray, mode: int) -> _Job | None:
-        data = self.labelled.tensor
-        part = data.index_select(mode, torch.from_numpy(entries).to(data.device))
-        norm = float(part.double().norm())
-        if norm == 0:
-            return None
-        return _Job(Labelled(part / norm, self.labelled.dims), self.settings, 0)
-
-    def _report(self, best: Best, rank: int, packed: Compressed, cap: int) -> CPFit:
-        data, settings = self.labelled.tensor, self.settings
-        weights, rows = canonical(best.factors)
-        error = residual_error(data, weights, rows)
-        signs = degeneracy(weights, rows)
-        consistency = core_consistency(data, weights, rows)
-        notes = []
-        small = [
-            f"{n} of {d!r}" for n, d in zip(data.shape, self.labelled.dims, strict=True) if n < rank
-        ]
-        if small:
-            notes.append(
-                f"Rank {rank} is above a size of the tensor ({', '.join(small)}): the components "
-                "of that mode are linearly dependent."
-            )
-        if cap < rank:
-            notes.append(
-                f"The tensor has multilinear ranks {packed.ranks}, so that {cap} components "
-                f"describe it fully; the other {rank - cap} of {rank} have weight 0 and seeded "
-                "random factors."
-            )
-            weights, rows = _fill(weights, rows, rank, settings.seed)
-            consistency = math.nan
-        if not best.converged:
-            notes.append(f"Not converged after {best.n_sweeps:.0f} sweeps.")
-        if signs.degenerate:
-            notes.append(
-                f"Degenerate: two components cancel each other (least triple cosine "
-                f"{signs.min_cosine:.3f}, component energy {signs.energy:.3g} times the tensor's). "
-                "Do not interpret or cluster them; lower the rank or use nonnegative=True."
-            )
-        if error > 0.9:
-            notes.append(f"The fit explains {100 * (1 - error**2):.1f} % of the tensor's energy.")
-        return self._result(
-            weights, rows, rank, error, best.converged, best.n_sweeps, best.restart_errors, signs,
-            consistency, notes,
-        )  # fmt: skip
-
-    def _zero(self, rank: int) -> CPFit:
-        data = self.labelled.tensor
-        none = torch.zeros(0, dtype=torch.float64)
-        empty = [torch.zeros(0, n, dtype=torch.float64) for n in data.shape]
-        weights, rows = _fill(none, empty, rank, self.settings.seed)
-        return self._result(
-            weights, rows, rank, 0.0, True, 0.0, np.zeros(self.settings.n_restarts),
-            Degeneracy(1.0, 0.0, False), math.nan,
-            ["The tensor is zero: every component has weight 0 and seeded random factors."],
-        )  # fmt: skip
-
-    def _result(
-        self,
-        weights: Tensor,
-        rows: list[Tensor],
-        rank: int,
-        error: float,
-        converged: bool,
-        n_sweeps: float,
-        restart_errors: np.ndarray,
-        signs: Degeneracy,
-        consistency: float,
-        notes: list[str],
-    ) -> CPFit:
-        return CPFit(
-            weights=self.labelled.rescale(weights.cpu().numpy()),
-            factors=tuple(np.ascontiguousarray(f.T.cpu().numpy()) for f in rows),
-            dims=self.labelled.dims,
-            error=error,
-            converged=converged,
-            n_sweeps=n_sweeps,
-            restart_errors=restart_errors,
-            degeneracy=signs,
-            core_consistency=consistency,
-            rank=rank,
-            nonnegative=self.settings.nonnegative,
-            seed=self.settings.seed,
-            notes=tuple(notes),
-            coords=self.labelled.coords,
-        )
 
 
 def _settings(n_restarts: int, seed: int, nonnegative: bool, max_iter: int, tol: float) -> Settings:
@@ -364,11 +205,10 @@ def _mode(split: str | int, dims: tuple[str, ...]) -> int:
     return split % len(dims)
 
 
-def _warm(init: Any, labelled: Labelled, rank: int, nonnegative: bool) -> list[Tensor]:
+def _warm(init: Any, shape: tuple[int, ...], rank: int, nonnegative: bool) -> list[Tensor]:
     """Copy the caller's factors into rows ``[component, n_k]``."""
     weights = getattr(init, "weights", None)
     factors = [np.array(f, dtype=np.float64) for f in getattr(init, "factors", init)]
-    shape = tuple(labelled.tensor.shape)
     if [f.shape for f in factors] != [(n, rank) for n in shape]:
         raise DecompositionError(
             f"init has factors of shapes {[f.shape for f in factors]}; a fit of rank {rank} to a "
@@ -382,19 +222,3 @@ def _warm(init: Any, labelled: Labelled, rank: int, nonnegative: bool) -> list[T
         factors[0] = factors[0] * (values / max(np.abs(values).max(), 1e-300))
     rows = [torch.from_numpy(np.ascontiguousarray(f.T)) for f in factors]
     return [r.clamp_min(0) for r in rows] if nonnegative else rows
-
-
-def _largest_rank(packed: Compressed) -> int:
-    """Upper bound on the CP rank: the product of all multilinear ranks but the largest."""
-    return math.prod(sorted(packed.core.shape)[:-1])
-
-
-def _fill(weights: Tensor, rows: list[Tensor], rank: int, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Add components of weight 0, with seeded non-negative unit-norm factors, up to `rank`."""
-    rng = np.random.default_rng([seed, rank])
-    out = []
-    for factor in rows:
-        extra = torch.from_numpy(rng.random((rank - len(weights), factor.shape[1])) + 1e-3)
-        extra = (extra / extra.norm(dim=1, keepdim=True)).to(factor)
-        out.append(torch.cat([factor, extra]))
-    return torch.cat([weights, weights.new_zeros(rank - len(weights))]), out

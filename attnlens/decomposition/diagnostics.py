@@ -16,7 +16,7 @@ DEGENERATE_COSINE = -0.85
 DEGENERATE_ENERGY = 10.0
 """Energy of the components over the tensor's, above which they cancel each other."""
 
-_BLOCK = 1 << 23
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Degeneracy:
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """Cosines ``[component of a, component of b]`` between rows; 0 where a row is zero."""
     tiny = torch.finfo(a.dtype).tiny
-    left = a / a.norm(dim=1, keepdim=True).clamp_min(tiny)
-    right = b / b.norm(dim=1, keepdim=True).clamp_min(tiny)
+    left: Tensor = a / a.norm(dim=1, keepdim=True).clamp_min(tiny)
+    right: Tensor = b / b.norm(dim=1, keepdim=True).clamp_min(tiny)
     return left @ right.T
 
 
@@ -72,49 +72,61 @@ def residual_error(tensor: Tensor, weights: Tensor, factors: Sequence[Tensor]) -
 
     Unlike the expansion of the square, this is accurate however small the residual.
     """
-    first, *rest = factors
-    rows = weights[:, None] * first
-    tail = rest[0]
-    for factor in rest[1:-1]:
-        tail = (tail[:, :, None] * factor[:, None, :]).reshape(len(weights), -1)
-    last = rest[-1] if len(rest) > 1 else None
-    size = tensor.numel() // tensor.shape[0]
-    step = max(1, _BLOCK // size)
+    count = len(weights)
+    first = (weights[:, None] * factors[0]).to(tensor.dtype)
+    middle = factors[1].to(tensor.dtype)
+    for factor in factors[2:-1]:
+        middle = (middle[:, :, None] * factor.to(tensor.dtype)[:, None, :]).reshape(count, -1)
+    last = factors[-1].to(tensor.dtype)
+    step = max(1, _BLOCK // (tensor.numel() // tensor.shape[0]))
     total = 0.0
     for i in range(0, tensor.shape[0], step):
-        part = rows[:, i : i + step]
-        left = (part[:, :, None] * tail[:, None, :]).reshape(len(weights), -1)
-        model = left.T if last is None else left.T @ last
-        if last is None:
-            model = model.sum(1)
-        total += float((tensor[i : i + step].reshape(model.shape) - model).double().square().sum())
+        left = (first[:, i : i + step, None] * middle[:, None, :]).reshape(count, -1)
+        block = tensor[i : i + step].reshape(left.shape[1], -1)
+        rest = torch.addmm(block, left.T, last, beta=-1)
+        total += float(torch.linalg.vector_norm(rest)) ** 2
     return math.sqrt(total)
 
 
-def core_consistency(tensor: Tensor, weights: Tensor, factors: Sequence[Tensor]) -> float:
-    """Core consistency in per cent: 100 when the best core for these factors is superdiagonal.
+def core_consistency(
+    tensor: Tensor, fits: Sequence[tuple[Tensor, Sequence[Tensor]]]
+) -> list[float]:
+    """Core consistency of several fits, in per cent: 100 when the best core is superdiagonal.
 
-    ``100 (1 - |G - I|^2 / R)`` with ``G = tensor x_k pinv(factor_k)``. The weights go into the first
-    factor, as in tensorly-viz (the off-diagonal part depends on where they go).
+    ``100 (1 - |G - I|^2 / R)`` with ``G = tensor x_k pinv(factor_k)``. The weights go into the
+    first factor, as in tensorly-viz (the off-diagonal part depends on where they go). NaN for a fit
+    with a component of no weight.
 
     References
     ----------
     R. Bro, H. A. L. Kiers, "A new efficient method for determining the number of components in
     PARAFAC models", J. Chemometrics 17 (2003).
     """
-    rank = len(weights)
-    if not bool((weights > 0).all()):
-        return math.nan
-    core = tensor
-    scaled = [weights[:, None] * factors[0], *factors[1:]]
     order = sorted(range(tensor.ndim), key=lambda k: -tensor.shape[k])
-    for mode in order:
-        inverse = torch.linalg.pinv(scaled[mode].T)
-        core = times(core, inverse.to(core.dtype), mode)
-    core = core.double().clone()
-    index = torch.arange(rank, device=core.device)
-    core[(index,) * tensor.ndim] -= 1.0
-    return 100.0 - 100.0 * float(core.square().sum()) / rank
+    live = [i for i, (weights, _) in enumerate(fits) if bool((weights > 0).all())]
+    inverses = []
+    for i in live:
+        weights, factors = fits[i]
+        scaled = [weights[:, None] * factors[0], *factors[1:]]
+        inverses.append([torch.linalg.pinv(f.T).to(tensor.dtype) for f in scaled])
+    out = [math.nan] * len(fits)
+    if not live:
+        return out
+    # The one pass over the whole tensor serves all fits.
+    head = order[0]
+    wide = times(tensor, torch.cat([inverse[head] for inverse in inverses]), head)
+    start = 0
+    for i, inverse in zip(live, inverses, strict=True):
+        rank = len(inverse[head])
+        core = wide.narrow(head, start, rank)
+        start += rank
+        for mode in order[1:]:
+            core = times(core, inverse[mode], mode)
+        core = core.double().clone()
+        index = torch.arange(rank, device=core.device)
+        core[(index,) * tensor.ndim] -= 1.0
+        out[i] = 100.0 - 100.0 * float(core.square().sum()) / rank
+    return out
 
 
 def canonical(factors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -6,9 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-INNER = 3
-"""Passes over the components per update: more re-solve a subproblem that is about to change."""
-
 
 def hals(rhs: Tensor, normal: Tensor, current: Tensor) -> Tensor:
     """Improve one non-negative factor, one component at a time.
@@ -19,13 +16,13 @@ def hals(rhs: Tensor, normal: Tensor, current: Tensor) -> Tensor:
     nonnegative matrix factorization", Neural Computation 24 (2012).
     """
     new = current.clone()
-    scale = normal.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300)
+    scale = normal.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(normal.dtype).tiny)
     weights = normal / scale[..., None]
     target = rhs / scale[..., None]
-    for _ in range(INNER):
-        for r in range(new.shape[1]):
-            step = target[:, r] - torch.bmm(weights[:, r : r + 1], new)[:, 0]
-            new[:, r] = (new[:, r] + step).clamp_min_(0)
+    # One pass: extrapolation outside gains more than solving the subproblem further does.
+    for r in range(new.shape[1]):
+        step = target[:, r] - torch.bmm(weights[:, r : r + 1], new)[:, 0]
+        new[:, r] = (new[:, r] + step).clamp_min_(0)
     return new
 
 
@@ -38,8 +35,8 @@ def positive_start(rng: np.random.Generator, shape: tuple[int, ...], rank: int) 
 def positive_part(factors: list[Tensor]) -> list[Tensor]:
     """Non-negative factors near unconstrained ones.
 
-    Each column keeps the side, positive or negative, with more energy, and a floor of a tenth of its
-    mean, as an exact zero would never be left in one pass.
+    Each column keeps the side, positive or negative, with more energy, and a floor of a tenth of
+    its mean, so that no entry starts exactly at the bound.
     """
     out = []
     for factor in factors:

@@ -58,8 +58,8 @@ def select(
 ) -> RankSelection:
     """Choose the largest rank of which every component comes back in the other half.
 
-    Core consistency is reported beside it, but does not decide: it need not fall after the true rank
-    when noise is white.
+    Core consistency is reported beside it, but does not decide: it need not fall after the true
+    rank when noise is white.
     """
     stability = np.median(per_split, axis=0)
     passing = [r for r, s in zip(ranks, stability, strict=True) if s > STABLE]

@@ -88,7 +88,7 @@ class CPFit:
 
     @cached_property
     def dataset(self) -> xr.Dataset:
-        """``weights[component]`` and ``factor_DIM[DIM, component]`` per mode, diagnostics as attributes."""
+        """``weights[component]``, ``factor_DIM[DIM, component]``; diagnostics as attributes."""
         data: dict[str, Any] = {"weights": ("component", self.weights)}
         for dim, factor in zip(self.dims, self.factors, strict=True):
             data[f"factor_{dim}"] = ((dim, "component"), factor)
@@ -122,8 +122,8 @@ class CPFit:
 class CPScan(Mapping[int, CPFit]):
     """CP fits of several ranks: a mapping from rank to `CPFit`.
 
-    `best`, and with it ``cp_tensor``, ``weights``, ``factors``, ``dataset`` and ``error``, is the fit
-    of the rank that split-half reproducibility selected.
+    `best`, and with it ``cp_tensor``, ``weights``, ``factors``, ``dataset`` and ``error``, is the
+    fit of the rank that split-half reproducibility selected.
 
     Attributes
     ----------
