@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import Any, Final
 
 import torch
 
 from attnlens.errors import UnsupportedModelError
-from attnlens.models.aliases import nearest_names
 from attnlens.models.facts import ModelFacts, Positions
 
 _POSITIONS: Final[dict[str, Positions]] = {
@@ -55,10 +55,10 @@ def architecture_of(config: Any, name: str) -> str:
                 "text encoders",
             )
         return candidate
-    close = nearest_names(named[0], also=SUPPORTED_ARCHITECTURES) if named else []
+    shown = " or ".join(dict.fromkeys(named)) or repr(kind)
+    close = difflib.get_close_matches(shown, SUPPORTED_ARCHITECTURES, n=3)
     raise UnsupportedModelError(
-        f"TransformerLens has no adapter for {' or '.join(dict.fromkeys(named)) or kind!r}, the "
-        f"architecture of {name!r}",
+        f"TransformerLens has no adapter for {shown}, the architecture of {name!r}",
         hint=f"The nearest that it supports: {', '.join(close)}." if close else None,
     )
 

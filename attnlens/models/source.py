@@ -285,6 +285,10 @@ def _explain(error: Exception, given: str, repository: str, revision: str | None
         ) from error
     if status in (401, 403):
         raise gated from error
+    if status == 404 and not isinstance(error, hub.EntryNotFoundError):
+        raise UnknownModelError(
+            f"{given!r} is neither a folder nor a model on the hub", hint=_suggest(near) or None
+        ) from error
     if isinstance(error, hub.EntryNotFoundError) and not isinstance(
         error, hub.LocalEntryNotFoundError
     ):
