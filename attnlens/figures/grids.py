@@ -245,7 +245,7 @@ def _write(ax: Axes, x: float, y: float, text: str, *, dark: bool, cell: float) 
     size = min(8.0, 72 * cell * 0.92 / (0.62 * max(len(text), 2)))
     ax.text(
         x, y, escape_math(text), ha="center", va="center", fontsize=size,
-        color=PAPER if dark else INK,
+        color=PAPER if dark else INK, in_layout=False,
     )  # fmt: skip
 
 

@@ -347,6 +347,7 @@ def _median(values: Array) -> Array:
 
 def _quiet(reduce: Any, values: Array) -> Array:
     """Reduce over the first dimension; NaN, without a warning, where nothing is finite."""
+    values = np.where(np.isfinite(values), values, np.nan)
     empty = np.isnan(values).all(axis=0)
     filled = np.where(empty, 0.0, values)
     return np.where(empty, np.nan, reduce(filled, axis=0))

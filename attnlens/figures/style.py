@@ -34,11 +34,11 @@ Target = FigureBase | Axes
 INK, MUTED, FAINT, PAPER = "#1c2733", "#5b6875", "#d5dbe0", "#ffffff"
 ACCENT, WARM = "#1d6f93", "#c2571a"
 
-# Okabe and Ito's colours, the yellow darkened so that it can be seen on white; the next eight are
-# their darker or paler kin for those who need more.
+# Okabe and Ito's colours, three of them moved so that every pair stays apart under full protanopia
+# and deuteranopia too; the next eight are their kin, for those who need more.
 PALETTE = (
-    "#0072b2", "#e08a00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7a6a00", "#4d4d4d",
-    "#7fb8d8", "#f0c47f", "#7fceb9", "#8a3f6b", "#7f3800", "#1b4965", "#c8bb50", "#a6a6a6",
+    "#0072b2", "#e69f00", "#009e73", "#d58fb8", "#d55e00", "#8fd0f2", "#e8d84a", "#333333",
+    "#6a9fc4", "#f3cf85", "#7fceb9", "#8a3f6b", "#7f3800", "#1b4965", "#8d8420", "#a6a6a6",
 )  # fmt: skip
 
 SEQUENTIAL = LinearSegmentedColormap.from_list(
@@ -237,12 +237,12 @@ def _png(figure: Figure, dpi: float) -> bytes:
 def _svg(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     name = figure.get_gid()
-    figure.set_gid(None)  # type: ignore[arg-type]  # would be an id in the SVG; it may be a sentence
+    figure.set_gid(None)  # would be an id in the SVG; it may be a sentence
     try:
         with style(), _one_warning():
             figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "attnlens"})
     finally:
-        figure.set_gid(name)  # type: ignore[arg-type]
+        figure.set_gid(name)
     text = buffer.getvalue().decode("utf-8", errors="replace")
     # The same list on every machine, whatever fonts it has.
     text = re.sub(r"font-family: [^;\"]*'DejaVu Sans'[^;\"]*", f"font-family: {_SVG_FONTS}", text)

@@ -217,12 +217,10 @@ def _visible(c: str, *, letters: bool) -> str:
     point = ord(c)
     if 0xDC80 <= point <= 0xDCFF:  # a byte that was not UTF-8
         return f"<0x{point - 0xDC00:02X}>"
-    category = unicodedata.category(c)
-    if category == "Cf" and c in "\u200d\u200c":
-        return c  # joiners belong to emoji, Persian and Indic words
-    if category in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return f"U+{point:04X}"
-    return SPACE if category == "Zs" else c
+    if unicodedata.category(c) == "Zs":
+        return SPACE
+    # Joiners belong to emoji, Persian and Indic words.
+    return c if c.isprintable() or c in "\u200d\u200c" else f"U+{point:04X}"
 
 
 def _ascii_byte(value: int) -> str:

@@ -8,9 +8,11 @@
   document.querySelectorAll("[data-enlarge]").forEach((button) => {
     button.addEventListener("click", () => {
       const image = button.querySelector("img").cloneNode();
-      const natural = Number(image.getAttribute("width")) * 1.75;
-      const room = window.innerWidth * 0.94;
-      image.width = Math.round(Math.max(Math.min(natural, room), Math.min(natural, 720)));
+      // As large as the window lets all of it be seen, but never too small to read.
+      const width = Number(image.getAttribute("width"));
+      const shape = width / Number(image.getAttribute("height"));
+      const whole = Math.min(window.innerWidth * 0.94, window.innerHeight * 0.84 * shape);
+      image.width = Math.round(Math.max(Math.min(whole, width * 2), width));
       image.removeAttribute("height");
       stage.replaceChildren(image);
       document.getElementById("viewer-title").textContent =

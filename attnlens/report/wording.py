@@ -94,12 +94,15 @@ def exact(value: Any) -> str:
     Returns
     -------
     str
-        Strings as they are, everything else as JSON; a long list of one value said once.
+        Strings as they are, lists of them joined by commas, everything else as JSON; a long list
+        of one value said once.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) > 3 and all(item == value[0] for item in value):
         return f"{exact(value[0])} (each of {len(value)})"
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -185,6 +188,6 @@ def _head(item: Any) -> str | None:
 
 
 def _printable(c: str) -> str:
-    if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in "\u200d\u200c":
+    if c.isprintable() or c in "\n\t\u200d\u200c" or unicodedata.category(c) == "Zs":
         return c
     return f"U+{ord(c):04X}"

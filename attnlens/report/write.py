@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.resources import files
@@ -78,7 +77,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
             f"{path} has the schema {schema!r}; this version of attnlens reads {SCHEMA!r}.",
             hint="Read it with the version that wrote it, or run the analyses again.",
         )
-    return content
+    return dict(content)
 
 
 def _page(run: dict[str, Any], folder: Path) -> str:
@@ -256,20 +255,12 @@ def _hash(text: str) -> str:
 
 def _replace(path: Path, text: str) -> Path:
     """Write under another name first, so that a report is whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", newline="\n", dir=path.parent, suffix=".tmp", delete=False
-        ) as stream:
-            stream.write(text)
-        temporary = Path(stream.name)
-        temporary.chmod(0o666 & ~_umask())
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
