@@ -1,0 +1,126 @@
+"""Groups of heads that load alike, and when there are none."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens_plugins.cp.tensors import Floats
+
+Ints = npt.NDArray[np.int64]
+
+#: Least mean silhouette of groups that are more than a cut through a cloud.
+REASONABLE = 0.5
+#: Largest number of groups that is looked for.
+MOST = 12
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The best partition of the heads.
+
+    Attributes
+    ----------
+    label : ndarray of int [row]
+        0 for the largest group; -1 for heads that load on nothing, or where there is no partition.
+    silhouette : ndarray [row]
+        Of each head in the best partition; NaN where it has no group.
+    numbers, quality : ndarray [choice]
+        Numbers of groups that were tried and the mean silhouette of each.
+    """
+
+    label: Ints
+    silhouette: Floats
+    numbers: Ints
+    quality: Floats
+
+    @property
+    def best(self) -> float:
+        """Mean silhouette of the best partition; NaN where there is none."""
+        return float(self.quality.max()) if len(self.quality) else float("nan")
+
+    @property
+    def count(self) -> int:
+        """Number of groups of the best partition."""
+        return int(self.label.max()) + 1
+
+
+def group(loadings: Floats, wanted: int | str = "auto") -> Groups:
+    """Group heads by the direction of their loadings.
+
+    Average linkage on the cosine distance between heads' loadings, each component weighted by its
+    strength; of 2 to 12 groups the number with the largest mean silhouette.
+
+    Parameters
+    ----------
+    loadings : ndarray [row, component]
+        Loadings times weights.
+    wanted : int or "auto"
+        Number of groups.
+
+    References
+    ----------
+    Rousseeuw, "Silhouettes: a graphical aid to the interpretation and validation of cluster
+    analysis" (1987).
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    label = np.full(len(loadings), -1)
+    silhouette = np.full(len(loadings), np.nan)
+    norm = np.linalg.norm(loadings, axis=1)
+    alive = np.flatnonzero(norm > 1e-9 * max(float(norm.max(initial=0.0)), 1e-300))
+    none = Groups(label, silhouette, np.zeros(0, np.int64), np.zeros(0))
+    # One component gives every head one of two directions, whatever it does.
+    if loadings.shape[1] < 2 or len(alive) < 4:
+        return none
+    unit = loadings[alive] / norm[alive, None]
+    distance = np.clip(1.0 - unit @ unit.T, 0.0, 2.0)
+    np.fill_diagonal(distance, 0.0)
+    if float(distance.max()) < 1e-9:
+        return none
+    numbers = [int(wanted)] if wanted != "auto" else list(range(2, min(MOST, len(alive) - 1) + 1))
+    numbers = [k for k in numbers if k < len(alive)]
+    best: tuple[float, Any, Any] | None = None
+    quality = []
+    for k in numbers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = AgglomerativeClustering(
+                n_clusters=k, metric="precomputed", linkage="average"
+            ).fit_predict(distance)
+        values = silhouettes(distance, found)
+        quality.append(float(values.mean()))
+        if best is None or quality[-1] > best[0] + 1e-12:
+            best = quality[-1], found, values
+    if best is None:
+        return none
+    label[alive] = by_size(best[1])
+    silhouette[alive] = best[2]
+    return Groups(label, silhouette, np.array(numbers), np.array(quality))
+
+
+def silhouettes(distance: Floats, label: Ints) -> Floats:
+    """Return each row's silhouette, ``(b - a) / max(a, b)``; 0 for a group of one."""
+    kinds = np.unique(label)
+    member = (label[:, None] == kinds[None]).astype(np.float64)
+    size = member.sum(0)
+    total = distance @ member
+    own = member.astype(bool)
+    within = total[own] / np.maximum(size[own.argmax(1)] - 1, 1)
+    outside = np.where(own, np.inf, total / size).min(1)
+    largest = np.maximum(within, outside)
+    value = np.divide(outside - within, largest, out=np.zeros_like(within), where=largest > 0)
+    return np.where(size[own.argmax(1)] > 1, value, 0.0)
+
+
+def by_size(label: Ints) -> Ints:
+    """Number groups by size, the largest first; among equals, by their first member."""
+    kinds, first, size = np.unique(label, return_index=True, return_counts=True)
+    order = np.lexsort((first, -size))
+    place = np.empty(len(kinds), dtype=np.int64)
+    place[order] = np.arange(len(kinds))
+    return np.asarray(place[np.searchsorted(kinds, label)])

@@ -1,0 +1,203 @@
+"""Figures of ``cp``, drawn from a result alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import attnlens
+from attnlens_plugins.cp import claims
+from attnlens_plugins.cp.clusters import REASONABLE
+from attnlens_plugins.cp.fitting import STABLE
+
+#: Names of the modes for people.
+_MODES = {
+    "d_model": "what is written",
+    "d_model_2": "what is written",
+    "d_model_in": "what is read",
+    "query_d_model": "what asks",
+    "key_d_model": "what is asked for",
+}
+
+
+def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
+    """Return the strongest layer's components where layers were decomposed each alone."""
+    if "part" not in result.dims:
+        return result, ""
+    strongest = int(result["weights"].max("component").argmax())
+    chosen = result.isel(part=strongest)
+    return chosen, f" (layer {int(chosen['part'])}; the others are in the result)"
+
+
+def head_loadings(result: xr.Dataset, figure: Any) -> str:
+    """Draw how heads load on components."""
+    strong = result["loadings"] * np.sqrt(result["weights"] / result["weights"].max())
+    if "part" in strong.dims:
+        strong = result["loadings"]
+    clear = claims.has_clusters(result)
+    groups = None
+    if clear:
+        label = result["group"].transpose("layer", "head").values.ravel()
+        groups = [int(g) + 1 if g >= 0 else -1 for g in label]
+    attnlens.figures.loading_matrix(
+        figure,
+        result["loadings"],
+        title="Which heads belong to which component",
+        label="Loading of the head",
+        groups=groups,
+    )
+    return (
+        f"Loadings of {result['loadings'].sizes['layer'] * result['loadings'].sizes['head']} heads "
+        f"on {result.sizes['component']} components, like heads side by side."
+    )
+
+
+def rank_selection(result: xr.Dataset, figure: Any) -> str:
+    """Draw error, stability and core consistency over the ranks."""
+    ranks = result["rank"].values
+    if len(ranks) < 2:
+        raise attnlens.Skip(f"one rank was asked for: {ranks[0]}")
+    panels = [("scan_error", "Relative error", None)]
+    if "scan_stability" in result:
+        panels.append(("scan_stability", "Worst match between halves", STABLE))
+    panels.append(("scan_core_consistency", "Core consistency (%)", 80.0))
+    figure.set_size_inches(3.3 * len(panels), 3.4)
+    axes = np.atleast_1d(figure.subplots(1, len(panels)))
+    with attnlens.figures.style():
+        for ax, (name, label, line) in zip(axes, panels, strict=True):
+            values = result[name]
+            if "split" in values.dims:
+                for row in values.values:
+                    ax.plot(ranks, row, ".", color="#97c6c8", markersize=5)
+                values = values.median("split")
+            shown = values.values
+            if name == "scan_core_consistency":
+                shown = np.clip(shown, -20, 105)
+                ax.set_ylim(-25, 108)
+            ax.plot(ranks, shown, "o-", color="#1d6f93", markersize=3.5, linewidth=1.4)
+            ax.axvline(result.attrs["rank"], color="#c2571a", linewidth=1.2, linestyle=(0, (4, 2)))
+            if line is not None:
+                ax.axhline(line, color="#8d8375", linewidth=1, linestyle=(0, (1, 1.5)))
+            ax.set_xlabel("Rank")
+            ax.set_title(label)
+            ax.grid(True)
+        figure.suptitle(
+            f"Rank {result.attrs['rank']} was chosen by the match between halves", x=0.01, ha="left"
+        )
+    return f"Error, stability and core consistency over ranks. {result.attrs['reason']}"
+
+
+def token_text(result: xr.Dataset, figure: Any) -> str:
+    """Draw the token loadings over one prompt."""
+    result, where = one_part(result)
+    if "token_loadings" not in result:
+        raise attnlens.Skip(f"{result.attrs['tensor']} has no tokens")
+    prompt = int(result["token_prompt"].values[0])
+    here = result.isel(token=np.flatnonzero(result["token_prompt"].values == prompt))
+    attnlens.figures.token_loadings(
+        figure,
+        here["token_loadings"].transpose("component", "token").values,
+        [str(t) for t in here["token_text"].values],
+        title=f"Which tokens each component is about: prompt {prompt}{where}",
+        components=[str(c) for c in result["component"].values],
+    )
+    return f"Loadings of {result.sizes['component']} components on the tokens of prompt {prompt}."
+
+
+def cluster_map(result: xr.Dataset, figure: Any) -> str:
+    """Draw the groups of heads and the heads of known types on the layer x head grid."""
+    types = claims.typed_heads(result)
+    clear = claims.has_clusters(result)
+    quality = result["group_quality"]
+    if not quality.size:
+        raise attnlens.Skip("heads are not in groups: there is one component, or too few heads")
+    text = (
+        f"Mean silhouette {float(quality.max()):.2f}"
+        if clear
+        else f"Not clusters: the best partition has a silhouette of {float(quality.max()):.2f}, "
+        "which chance reaches or which is under "
+        f"{REASONABLE}"
+    )
+    attnlens.figures.category_grid(
+        figure,
+        result["group"] + xr.where(result["group"] >= 0, 1, 0),
+        title="Clusters of heads by their loadings"
+        if clear
+        else "No clusters of heads: best partition",
+        legend_title="Cluster" if clear else "Part",
+        marks=types,
+        note=text + ".",
+    )
+    named = "; ".join(f"{k}: {', '.join(f'{a}.{b}' for a, b in v)}" for k, v in types.items())
+    return f"{text}. Heads of known types: {named or 'none'}."
+
+
+def words(result: xr.Dataset, figure: Any) -> str:
+    """Draw the tokens that each feature direction raises most."""
+    result, where = one_part(result)
+    modes = [m for m in _MODES if f"words_{m}" in result]
+    if not modes:
+        raise attnlens.Skip("there is no unembedding, no vocabulary or no feature mode")
+    mode = modes[-1] if "words_d_model" not in result else "d_model"
+    groups = {}
+    for c in range(min(result.sizes["component"], 12)):
+        names = result[f"words_{mode}"].isel(component=c)
+        values = result[f"logits_{mode}"].isel(component=c)
+        half = max(min(names.sizes["place"], 6), 1)
+        top = list(
+            zip(
+                names.sel(end="top").values[:half], values.sel(end="top").values[:half], strict=True
+            )
+        )
+        low = list(
+            zip(
+                names.sel(end="bottom").values[:half],
+                values.sel(end="bottom").values[:half],
+                strict=True,
+            )
+        )
+        groups[f"Component {int(result['component'][c])}"] = [
+            (str(w), float(v)) for w, v in [*top, *low[::-1]]
+        ]
+    attnlens.figures.bars(
+        figure,
+        groups,
+        title=f"Vocabulary of each component: {_MODES[mode]}{where}",
+        label="Change of the logit per unit step along the direction",
+        most=12,
+    )
+    return f"The tokens that each component's direction raises and lowers most ({_MODES[mode]})."
+
+
+def positions(result: xr.Dataset, figure: Any) -> str:
+    """Draw how components depend on the position."""
+    result, where = one_part(result)
+    names = [str(c) for c in result["component"].values]
+    if "position_loadings" in result:
+        panels = [("position_loadings", "pos", "Mean loading at the position")]
+    elif "factor_query_pos" in result:
+        panels = [
+            ("factor_query_pos", "query_pos", "Loading of the query's position"),
+            ("factor_key_pos", "key_pos", "Loading of the key's position"),
+        ]
+    else:
+        raise attnlens.Skip(f"{result.attrs['tensor']} has no positions")
+    if result.sizes[panels[0][1]] < 2:
+        raise attnlens.Skip("there is one position")
+    figure.set_size_inches(7.4 if len(panels) == 1 else 10.5, 4.0)
+    spots = np.atleast_1d(figure.subplots(1, len(panels)))
+    for ax, (name, dim, label) in zip(spots, panels, strict=True):
+        values = result[name].transpose("component", dim)
+        attnlens.figures.curves(
+            ax,
+            values.values,
+            x=values[dim].values,
+            label=label,
+            xlabel="Position",
+            highlight={f"{n}": i for i, n in enumerate(names[:8])},
+        )
+    with attnlens.figures.style():
+        figure.suptitle(f"Components over positions{where}", x=0.012, ha="left")
+    return "Each component's loading over positions."

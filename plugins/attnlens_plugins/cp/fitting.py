@@ -1,0 +1,227 @@
+"""Fits of a compressed tensor: every rank, its stability over halves, and the choice of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import attnlens
+from attnlens_plugins.cp.tensors import Compressed, Floats
+
+#: Least factor match of a rank's worst component between halves of the data.
+STABLE = 0.7
+#: Starts of a half's fits: they are many, and only their best matters.
+_HALF_RESTARTS = 4
+_HALF_SWEEPS = 150
+#: Sweeps on the core beyond its own compression.
+_POLISH = 10
+
+
+@dataclass
+class Fit:
+    """One CP fit in the tensor's own space.
+
+    Attributes
+    ----------
+    weights : ndarray [component]
+    factors : list of ndarray [n_k, component]
+        Unit columns; the first over the heads.
+    error : float
+        Norm of the residual over that of the whole tensor, what compression left out included.
+    explained : ndarray [row]
+        Share of each head's energy that the fit describes.
+    core_consistency, min_cosine : float
+    degenerate, converged : bool
+    restart_errors : ndarray [restart]
+        On the compressed tensor.
+    notes : tuple of str
+    """
+
+    weights: Floats
+    factors: list[Floats]
+    error: float
+    explained: Floats
+    core_consistency: float
+    min_cosine: float
+    degenerate: bool
+    converged: bool
+    restart_errors: Floats
+    notes: tuple[str, ...]
+
+
+def fit_ranks(
+    tensor: Compressed,
+    ranks: list[int],
+    *,
+    n_restarts: int,
+    seed: int,
+    nonnegative: bool,
+    joint: bool = False,
+) -> dict[int, Fit]:
+    """Fit every rank.
+
+    Parameters
+    ----------
+    tensor : Compressed
+    ranks : list of int
+    n_restarts, seed : int
+    nonnegative : bool
+    joint : bool
+        Give layers and head numbers a mode each.
+    """
+    core = tensor.core
+    if joint:
+        core = core.reshape(len(np.unique(tensor.layer)), -1, *core.shape[1:])
+    scan = attnlens.decomposition.cp(
+        core,
+        ranks,
+        n_restarts=n_restarts,
+        seed=seed,
+        nonnegative=nonnegative,
+        polish_sweeps=_POLISH,
+    )
+    return {rank: _report(tensor, scan[rank], joint) for rank in ranks}
+
+
+def _report(tensor: Compressed, found: Any, joint: bool) -> Fit:
+    factors = [np.asarray(f) for f in found.factors]
+    weights = np.asarray(found.weights)
+    if joint:
+        rows = (factors[0][:, None] * factors[1][None]).reshape(len(tensor.layer), -1)
+        factors = [rows, *factors[2:]]
+    scaled = factors[0] * weights
+    # The model lies in the bases, so that products with the core are those with the tensor.
+    cross = np.einsum("hab,ar,br->hr", tensor.core, *factors[1:], optimize=True)
+    gram = (factors[1].T @ factors[1]) * (factors[2].T @ factors[2])
+    size = np.einsum("hr,rs,hs->h", scaled, gram, scaled)
+    left = tensor.energy - 2 * (scaled * cross).sum(1) + size
+    total = float(tensor.energy.sum())
+    share = np.divide(left, tensor.energy, out=np.zeros_like(left), where=tensor.energy > 0)
+    return Fit(
+        weights,
+        [tensor.expand(f, k) for k, f in enumerate(factors)],
+        float(np.sqrt(max(left.sum(), 0.0) / total)) if total > 0 else 0.0,
+        np.where(tensor.energy > 0, 1.0 - share, 0.0),
+        float(found.core_consistency),
+        float(found.degeneracy.min_cosine),
+        bool(found.degeneracy.degenerate),
+        bool(found.converged),
+        np.asarray(found.restart_errors),
+        tuple(found.notes),
+    )
+
+
+def stability(
+    tensor: Compressed,
+    ranks: list[int],
+    *,
+    n_splits: int,
+    seed: int,
+    nonnegative: bool,
+    joint: bool = False,
+) -> npt.NDArray[np.float64] | None:
+    """Match the components of two halves of the data, at every rank.
+
+    Returns
+    -------
+    ndarray [split, rank] or None
+        Factor match of the worst component over the modes that the halves share; None where the
+        data cannot be halved.
+    """
+    if tensor.halves is None:
+        return None
+    table = np.zeros((n_splits, len(ranks)))
+    compared = list(tensor.compared)
+    if joint:  # the mode of heads has become two
+        compared = [m for k in compared for m in ((0, 1) if k == 0 else (k + 1,))]
+    for i in range(n_splits):
+        scans = []
+        for half in tensor.halves(i):
+            if not np.any(half):
+                break
+            data = half
+            if joint:
+                data = half.reshape(len(np.unique(tensor.layer)), -1, *half.shape[1:])
+            scans.append(
+                attnlens.decomposition.cp(
+                    data,
+                    ranks,
+                    n_restarts=_HALF_RESTARTS,
+                    seed=seed,
+                    nonnegative=nonnegative,
+                    polish_sweeps=0,
+                    max_iter=_HALF_SWEEPS,
+                    tol=1e-5,
+                )
+            )
+        if len(scans) < 2:
+            continue
+        for j, rank in enumerate(ranks):
+            left, right = scans[0][rank], scans[1][rank]
+            if (left.weights > 0).all() and (right.weights > 0).all():
+                table[i, j] = attnlens.decomposition.factor_match(left, right, modes=compared).min
+    return table
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rank, why, and how sure.
+
+    Attributes
+    ----------
+    rank : int
+    stable : bool
+        Whether every component comes back in the other half.
+    confidence : float
+        Share of the splits that choose this rank by themselves.
+    reason : str
+    """
+
+    rank: int
+    stable: bool
+    confidence: float
+    reason: str
+
+
+def choose_rank(ranks: list[int], table: npt.NDArray[np.float64] | None, what: str) -> Choice:
+    """Choose the largest rank of which every component comes back in the other half.
+
+    Parameters
+    ----------
+    ranks : list of int
+    table : ndarray [split, rank] or None
+    what : str
+        What was halved.
+    """
+    if table is None:
+        return Choice(
+            ranks[0], False, 0.0, f"Rank {ranks[0]}: there are too few {what}s to check it."
+        )
+    curve = np.median(table, axis=0)
+    passing = [i for i, value in enumerate(curve) if value > STABLE]
+    if not passing:
+        best = int(curve.argmax())
+        chosen = best if len(ranks) == 1 else 0
+        return Choice(
+            ranks[chosen],
+            False,
+            0.0,
+            f"No rank is stable: at best (rank {ranks[best]}) the worst component matches its like "
+            f"in the other half of the {what}s with {curve[best]:.2f}; above {STABLE} is asked.",
+        )
+    at = passing[-1]
+    own = [max((i for i, v in enumerate(row) if v > STABLE), default=-1) for row in table]
+    confidence = float(np.mean([i == at for i in own]))
+    reason = (
+        f"Rank {ranks[at]} is the largest of which every component comes back in the other half "
+        f"of the {what}s: worst match {curve[at]:.2f} (above {STABLE} is asked)"
+    )
+    if at + 1 < len(ranks):
+        reason += f", {curve[at + 1]:.2f} at rank {ranks[at + 1]}"
+    elif len(ranks) > 1:
+        reason += "; it is the largest rank tried, so that more may be there"
+    reason += f". {round(confidence * len(table))} of {len(table)} splits choose it alone."
+    return Choice(ranks[at], True, confidence, reason)
