@@ -214,8 +214,20 @@ def save_figure(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Pa
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     longest = max(*figure.get_size_inches(), 1.0)
     png.write_bytes(_png(figure, min(DPI, MAX_PIXELS / longest)))
-    svg.write_bytes(_svg(figure))
+    with _laid_out(figure):
+        svg.write_bytes(_svg(figure))
     return png, svg
+
+
+@contextlib.contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Keep the layout that was just found: measuring every text again would double the time."""
+    engine = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def _png(figure: Figure, dpi: float) -> bytes:

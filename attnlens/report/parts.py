@@ -158,8 +158,9 @@ def read_table(folder: Path, table: dict[str, Any]) -> Table:
         any(row[j] for row in body) and all(_number(row[j]) is not None for row in body if row[j])
         for j in range(width)
     ]
+    decimals = [_decimals([row[j] for row in body]) if numeric[j] else None for j in range(width)]
     shown = [
-        [_cell(text, numeric=is_number) for text, is_number in zip(row, numeric, strict=True)]
+        [_cell(row[j], numeric=numeric[j], decimals=decimals[j]) for j in range(width)]
         for row in body[:_MOST_ROWS]
     ]
     return Table([str(clean(c)) for c in columns], numeric, shown, len(body), link(table["csv"]))
@@ -210,7 +211,19 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _cell(text: str, *, numeric: bool) -> Cell:
+def _decimals(column: list[str]) -> int | None:
+    """Return how many decimals a column of numbers takes, so that its points stand in line.
+
+    None where the numbers are too different in size for that: each is then written by itself.
+    """
+    sizes = [abs(value) for text in column if (value := _number(text)) and math.isfinite(value)]
+    if not sizes or all(re.fullmatch(r"[+-]?\d*", text) for text in column):
+        return None
+    decimals = max(3 - math.floor(math.log10(max(sizes))), 0)
+    return decimals if decimals <= 6 and min(sizes) >= 10.0 ** (1 - decimals) else None
+
+
+def _cell(text: str, *, numeric: bool, decimals: int | None) -> Cell:
     if text == "":
         return Cell("–", "")
     if not numeric:
@@ -220,7 +233,10 @@ def _cell(text: str, *, numeric: bool) -> Cell:
     if math.isnan(value):
         return Cell("–", "")
     whole = re.fullmatch(r"[+-]?\d+", text) is not None
-    shown = text.replace("-", "−") if whole else number(value)
+    if whole or decimals is None or not math.isfinite(value):
+        shown = text.replace("-", "−") if whole else number(value)
+    else:
+        shown = f"{value:.{decimals}f}".replace("-", "−")
     return Cell(shown, repr(value), "" if whole else text)
 
 

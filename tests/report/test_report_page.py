@@ -165,6 +165,15 @@ def test_numbers_are_right_aligned_and_sort_by_their_full_value(page: Page) -> N
     assert "1.2 × 10⁻⁷" in page.text
 
 
+def test_a_column_of_numbers_stands_in_line(bare_run: Path) -> None:
+    table = "a,b,n,mixed\n12.5,-0.25,1,1e-9\n3.14159,0.125,20,5.0\nnan,,300,2.0\n"
+    (bare_run / "cp/tables/fit.csv").write_text(table, encoding="utf-8")
+    page = Page(write_report(bare_run))
+    shown = [data for tag, data in page.content if tag == "td"][-12:]
+    assert shown == ["12.50", "−0.2500", "1", "1 × 10⁻⁹", "3.14", "0.1250", "20", "5",
+                     "–", "–", "300", "2"]  # fmt: skip
+
+
 def test_figures_take_the_smaller_file_once_large(drawn_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(drawn_run, folder)
