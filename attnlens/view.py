@@ -30,10 +30,18 @@ class UnitView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._unit, name)
 
-    def attention(self, layer: int) -> Attention:
-        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``."""
+    def attention(self, layer: int, prompts: slice = slice(None)) -> Attention:
+        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``.
+
+        Parameters
+        ----------
+        layer : int
+            The layer's number in the model.
+        prompts : slice, optional
+            Which of the unit's prompts, by their place in it; only these are read.
+        """
         self._view.check("pattern")
-        return self._unit.attention(layer)
+        return self._unit.attention(layer, prompts)
 
 
 class View:

@@ -119,13 +119,25 @@ class Unit:
             array, name, spec, self.prompt_ids, [self.length] * len(self.prompt_ids), positions
         )
 
-    def attention(self, layer: int) -> Attention:
-        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``."""
-        return attention_of(self, self._manifest, layer, None)
+    def attention(self, layer: int, prompts: slice = slice(None)) -> Attention:
+        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``.
+
+        Parameters
+        ----------
+        layer : int
+            The layer's number in the model.
+        prompts : slice, optional
+            Which of the unit's prompts, by their place in it; only these are read.
+        """
+        return attention_of(self, self._manifest, layer, None, prompts)
 
 
 def attention_of(
-    source: Any, manifest: Manifest, layer: int, lengths: npt.ArrayLike | None
+    source: Any,
+    manifest: Manifest,
+    layer: int,
+    lengths: npt.ArrayLike | None,
+    prompts: slice = slice(None),
 ) -> Attention:
     """Make the handle over one layer's attention.
 
@@ -137,6 +149,8 @@ def attention_of(
         The layer's number in the model.
     lengths : array_like of int, or None
         Of the prompts, where they differ.
+    prompts : slice
+        Which of the prompts, by their place.
 
     Raises
     ------
@@ -162,13 +176,13 @@ def attention_of(
             f"The store holds no pattern of layer {layer}.",
             hint=f"It holds layers {', '.join(map(str, spec.layers))}.",
         )
-    pattern = source["pattern"].sel(layer=layer).values
+    pattern = source["pattern"].sel(layer=layer).isel(prompt=prompts).values
     windows = manifest.model.get("windows") or ()
     return Attention.from_pattern(
         pattern,
         causal=manifest.model.get("causal"),
         window=windows[layer] if layer < len(windows) else None,
-        lengths=None if lengths is None else np.asarray(lengths),
+        lengths=None if lengths is None else np.asarray(lengths)[prompts],
     )
 
 

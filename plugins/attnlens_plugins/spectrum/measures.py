@@ -92,7 +92,7 @@ def summarize(store: Any, max_prompts: int) -> xr.Dataset:
         heads = unit["pattern"]["head"].values
         take = min(left, unit["pattern"].sizes["prompt"])
         left -= take
-        per_layer = [_measure(unit.attention(int(layer)), take) for layer in layers]
+        per_layer = [_measure(unit.attention(int(layer), slice(0, take))) for layer in layers]
         units.append(
             xr.concat(per_layer, dim="layer").assign_coords(
                 layer=layers, head=heads, prompt=list(unit.prompt_ids)[:take]
@@ -101,8 +101,7 @@ def summarize(store: Any, max_prompts: int) -> xr.Dataset:
     return xr.concat(units, dim="prompt", join="outer")
 
 
-def _measure(attention: Any, take: int) -> xr.Dataset:
-    one = attention.select(slice(0, take))
+def _measure(one: Any) -> xr.Dataset:
     sigma = one.singular_values().double().cpu().numpy()
     rows = ("prompt", "head")
     return xr.Dataset(
