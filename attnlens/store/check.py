@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 import os
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from attnlens.activations import ACTIVATIONS
 from attnlens.errors import DamagedStoreError, StoreError
 from attnlens.store.blocks import ZarrBlock
 from attnlens.store.schema import (
@@ -27,6 +27,14 @@ from attnlens.store.schema import (
     load_manifest,
 )
 from attnlens.store.shards import ShardFile, shard_grid
+
+
+class Depth(enum.IntEnum):
+    """How closely to look."""
+
+    PRESENCE = 0
+    SIZE = 1
+    CONTENT = 2
 
 
 @dataclass(frozen=True)
@@ -119,66 +127,61 @@ def unit_arrays(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
     return {name: arrays[name] for name in wanted}
 
 
-def unit_problems(
-    folder: Path, manifest: Manifest, unit: UnitSpec, *, deep: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield (place, what is wrong) for one unit."""
-    place = f"{UNITS}/{unit.folder}"
-    if not folder.is_dir():
-        yield place, "is missing"
-        return
-    try:
-        for name in unit_arrays(folder, manifest):
-            block = ZarrBlock(folder, name)
-            where = f"{place}: {block.name}"
-            try:
-                fault = _wrong_shape(block, manifest, unit)
-                if fault:
-                    yield where, fault
-                    continue
-                for what in array_problems(block, deep=deep):
-                    yield where, what
-            except StoreError as error:
-                yield where, error.message
-    except DamagedStoreError as error:
-        yield place, error.message
-
-
-def _wrong_shape(block: ZarrBlock, manifest: Manifest, unit: UnitSpec) -> str | None:
-    if block.name not in ACTIVATIONS and block.name not in ("tokens", "prompt_id"):
-        return None
-    shape = block.shape
-    spec = manifest.activations.get(block.name)
-    expected: tuple[int, ...] = (len(unit.prompts),)
-    if block.name == "tokens":
-        expected += (unit.length,)
-    elif spec is not None:
-        expected += (len(spec.layers),)
-    if shape[: len(expected)] != expected:
-        return f"has shape {shape}, its first sizes should be {expected}"
-    return None
-
-
 def quick_problems(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what opening a store must refuse: units, arrays or chunks that are not there.
+    """Yield (place, what is wrong) of what opening must refuse: whatever is not there.
 
     Nothing is decoded and no index is read, so that opening stays fast.
     """
     for unit in manifest.units:
-        place = f"{UNITS}/{unit.folder}"
-        root = folder / UNITS / unit.folder
-        if not root.is_dir():
-            yield place, "is missing"
-            continue
-        try:
-            for name, meta in unit_arrays(root, manifest).items():
-                for what in _absent(root / name, meta):
-                    yield f"{place}: {name}", what
-        except DamagedStoreError as error:
-            yield place, error.message
+        yield from unit_problems(folder, manifest, unit, depth=Depth.PRESENCE)
+    yield from _weight_problems(folder, manifest, depth=Depth.PRESENCE)
+
+
+def unit_problems(
+    folder: Path, manifest: Manifest, unit: UnitSpec, *, depth: Depth
+) -> Iterator[tuple[str, str]]:
+    """Yield (place, what is wrong) for one unit of the store at `folder`."""
+    place = f"{UNITS}/{unit.folder}"
+    root = folder / UNITS / unit.folder
+    if not root.is_dir():
+        yield place, "is missing"
+        return
+    try:
+        for name, meta in unit_arrays(root, manifest).items():
+            for what in _array_problems(root, name, meta, depth):
+                yield f"{place}: {name}", what
+        if depth > Depth.PRESENCE:
+            found = ZarrBlock(root, "prompt_id").read_all().tolist()
+            if found != unit.prompts:
+                yield place, f"holds the prompts {found}, not {unit.prompts}"
+    except StoreError as error:
+        yield place, error.message
+
+
+def _array_problems(root: Path, name: str, meta: dict[str, Any], depth: Depth) -> Iterator[str]:
+    absent = list(_absent(root / name, meta))
+    yield from absent
+    if absent or depth is Depth.PRESENCE:
+        return
+    try:
+        yield from array_problems(ZarrBlock(root, name), deep=depth is Depth.CONTENT)
+    except StoreError as error:
+        yield error.message
+
+
+def _weight_problems(
+    folder: Path, manifest: Manifest, *, depth: Depth
+) -> Iterator[tuple[str, str]]:
+    root = folder / WEIGHTS
     for name in manifest.weights:
-        if not (folder / WEIGHTS / name / "zarr.json").is_file():
-            yield f"{WEIGHTS}: {name}", "is missing"
+        place = f"{WEIGHTS}: {name}"
+        try:
+            meta = json.loads((root / name / "zarr.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            yield place, "zarr.json is missing or cannot be read"
+            continue
+        for what in _array_problems(root, name, meta, depth):
+            yield place, what
 
 
 def _absent(folder: Path, meta: dict[str, Any]) -> Iterator[str]:
@@ -241,17 +244,12 @@ def companions(folder: Path) -> Iterator[Path]:
 
 
 def _store_problems(folder: Path, manifest: Manifest, *, deep: bool) -> Iterator[tuple[str, str]]:
+    depth = Depth.CONTENT if deep else Depth.SIZE
     if not manifest.sealed:
         yield MANIFEST, "the store was not finished; finish it with --resume"
     for unit in manifest.units:
-        root = folder / UNITS / unit.folder
-        if manifest.sealed or root.is_dir():
-            yield from unit_problems(root, manifest, unit, deep=deep)
-    for name in manifest.weights:
-        try:
-            for what in array_problems(ZarrBlock(folder / WEIGHTS, name), deep=deep):
-                yield f"{WEIGHTS}: {name}", what
-        except StoreError as error:
-            yield f"{WEIGHTS}: {name}", error.message
+        if manifest.sealed or (folder / UNITS / unit.folder).is_dir():
+            yield from unit_problems(folder, manifest, unit, depth=depth)
+    yield from _weight_problems(folder, manifest, depth=depth)
     if manifest.vocabulary and not (folder / VOCABULARY).is_file():
         yield VOCABULARY, "is missing"

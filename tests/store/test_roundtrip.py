@@ -78,10 +78,15 @@ def test_every_store_reads_back(
         assert array.length.values.tolist() == list(recipe.lengths)
         key = tuple(data.draw(_index(n), label=f"index {name}") for n in array.shape)
         np.testing.assert_array_equal(
-            array[key].values, expected[np.ix_(*[np.atleast_1d(np.arange(n)[k]) for k, n in
-                                                  zip(key, expected.shape, strict=True)])].squeeze(
-                axis=tuple(i for i, k in enumerate(key) if isinstance(k, int))
-            ),
+            array[key].values,
+            expected[
+                np.ix_(
+                    *[
+                        np.atleast_1d(np.arange(n)[k])
+                        for k, n in zip(key, expected.shape, strict=True)
+                    ]
+                )
+            ].squeeze(axis=tuple(i for i, k in enumerate(key) if isinstance(k, int))),
         )
         for unit in store.units():
             for row, prompt in enumerate(unit.prompt_ids):
@@ -120,10 +125,7 @@ def test_plain_zarr_and_xarray_read_the_units(
         assert dataset["prompt_id"].values.tolist() == unit.prompt_ids
         for name, spec in recipe.activations.items():
             expected = np.stack(
-                [
-                    [recipe.value(name, p, layer) for layer in spec.layers]
-                    for p in unit.prompt_ids
-                ]
+                [[recipe.value(name, p, layer) for layer in spec.layers] for p in unit.prompt_ids]
             )
             np.testing.assert_array_equal(dataset[name].values, expected)
             array = zarr.open_array(place / name, mode="r")
@@ -211,9 +213,16 @@ def test_chunks_and_shards_keep_their_sizes(
         at = activation.dims.index(activation.head_dim)
         assert plan.chunks[at] == 1
         assert plan.shards[at] == heads
-    row = item * int(np.prod([c for d, c in zip(activation.dims, plan.chunks, strict=True)
-                              if d in ("key_pos", "d_head", "d_model")]))
-    assert np.prod(plan.chunks) * item <= max(layout.CHUNK_BYTES, row)
+    row = item * int(
+        np.prod(
+            [
+                c
+                for d, c in zip(activation.dims, plan.chunks, strict=True)
+                if d in ("key_pos", "d_head", "d_model")
+            ]
+        )
+    )
+    assert np.prod(plan.chunks) * item <= layout.CHUNK_BYTES + row
     assert np.prod(plan.shards) * item <= max(layout.SHARD_BYTES, heads * layout.CHUNK_BYTES + row)
     # Nothing is padded by more than half.
     stored = [s * -(-n // s) for n, s in zip(plan.shape, plan.shards, strict=True)]
