@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from attnlens.models.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from attnlens.models.loading import describe_model, load_model
+    from attnlens.models.loading import describe_model, load_model, load_tokenizer
     from attnlens.models.model import Model
 
-__all__ = ["Model", "ModelFacts", "describe_model", "load_model"]
+__all__ = ["Model", "ModelFacts", "describe_model", "load_model", "load_tokenizer"]
 
 _HOMES = {
     "Model": "attnlens.models.model",
     "describe_model": "attnlens.models.loading",
     "load_model": "attnlens.models.loading",
+    "load_tokenizer": "attnlens.models.loading",
 }
 
 

@@ -13,11 +13,18 @@ from attnlens.models.checkpoint import configure, describe, read_tokenizer, read
 from attnlens.models.checks import check_weights
 from attnlens.models.devices import own_dtype, parse_device, parse_dtype, refuse_device
 from attnlens.models.facts import ModelFacts
+from attnlens.models.live import (
+    describe_bridge,
+    describe_hugging_face,
+    usable_tokenizer,
+    wrap_bridge,
+    wrap_live,
+)
 from attnlens.models.memory import memory_errors, refuse_too_big
 from attnlens.models.model import Model
 from attnlens.models.quiet import quiet
 from attnlens.models.source import find_source
-from attnlens.models.wrapping import hook, wrap_bridge, wrap_live
+from attnlens.models.wrapping import hook
 
 _SMALLER: Final = "Try dtype float16 or bfloat16, a smaller model, or a device map."
 
@@ -70,55 +77,101 @@ def load_model(
         where = parse_device(device) if device_map is None else refuse_device(device)
         kind = None if dtype == "auto" else parse_dtype(dtype)
         return _load_named(str(model), revision, where, kind, device_map, trust_remote_code)
-    given = {"revision": revision, "device": device, "dtype": dtype, "device_map": device_map}
-    for option, value in given.items():
-        if value is not None:
-            raise OptionError(
-                f"{option}={value!r} cannot be applied to a model that is loaded already",
-                hint="Move or cast the model yourself, or give its name.",
-            )
+    _refuse_options(revision=revision, device=device, dtype=dtype, device_map=device_map)
     if isinstance(model, Model):
         return model
-    with quiet():
-        from transformer_lens.model_bridge import TransformerBridge
-        from transformers import PreTrainedModel
-    if isinstance(model, TransformerBridge):
-        return wrap_bridge(model)
-    if isinstance(model, PreTrainedModel):
-        return wrap_live(model)
-    raise OptionError(
-        f"a {type(model).__name__} is no model that attnlens can load",
-        hint="Give a name, a folder, a TransformerBridge or a Hugging Face PreTrainedModel.",
-    )
+    return wrap_live(model) if _is_hugging_face(model) else wrap_bridge(model)
 
 
 def describe_model(
-    name: str | Path,
+    model: Any,
     *,
     revision: str | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    device_map: Any = None,
     trust_remote_code: bool = False,
 ) -> ModelFacts:
     """Return a model's facts from its configuration; no weights are loaded and nothing allocated.
 
     Parameters
     ----------
-    name, revision, dtype, trust_remote_code
-        As for `load_model`.
+    model, revision, dtype, trust_remote_code
+        As for `load_model`. A live Hugging Face model is not wrapped.
     device : str, optional
         Only written into the facts.
+    device_map : any, optional
+        Without effect, as nothing is loaded.
 
     Raises
     ------
     ModelError
         As `load_model`, for what can be told before loading.
     """
-    source = find_source(str(name), revision=revision, weights=False, code=trust_remote_code)
+    if not isinstance(model, str | Path):
+        _refuse_options(revision=revision, device=device, dtype=dtype, device_map=device_map)
+        return _describe_live(model)
+    name = str(model)
+    source = find_source(name, revision=revision, files="config", code=trust_remote_code)
     config, architecture = configure(source, trust_remote_code)
     kind = own_dtype(config) if dtype == "auto" else parse_dtype(dtype)
     facts = describe(source, config, architecture, kind, trust_remote_code)
     return dataclasses.replace(facts, device="" if device is None else str(device))
+
+
+def load_tokenizer(
+    model: Any, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Return a model's tokenizer, or None where it has none; no weights are loaded.
+
+    Parameters
+    ----------
+    model, revision, trust_remote_code
+        As for `load_model`.
+    """
+    if isinstance(model, str | Path):
+        source = find_source(
+            str(model), revision=revision, files="tokenizer", code=trust_remote_code
+        )
+        with quiet():
+            return read_tokenizer(source, trust_remote_code)[0]
+    return None if _is_hugging_face(model) else usable_tokenizer(model.tokenizer)
+
+
+def _refuse_options(**given: Any) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise OptionError(
+                f"{option}={value!r} cannot be applied to a model that is loaded already",
+                hint="Move or cast the model yourself, or give its name.",
+            )
+
+
+def _is_hugging_face(model: Any) -> bool:
+    """Whether a live model is Hugging Face's (True), or a bridge or ours (False).
+
+    Raises
+    ------
+    OptionError
+        If it is something else.
+    """
+    with quiet():
+        from transformer_lens.model_bridge import TransformerBridge
+        from transformers import PreTrainedModel
+    if isinstance(model, PreTrainedModel):
+        return True
+    if isinstance(model, TransformerBridge | Model):
+        return False
+    raise OptionError(
+        f"a {type(model).__name__} is no model that attnlens can load",
+        hint="Give a name, a folder, a TransformerBridge or a Hugging Face PreTrainedModel.",
+    )
+
+
+def _describe_live(model: Any) -> ModelFacts:
+    if isinstance(model, Model):
+        return model.facts
+    return describe_hugging_face(model) if _is_hugging_face(model) else describe_bridge(model)
 
 
 def _load_named(

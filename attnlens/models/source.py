@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attnlens.errors import (
     DamagedModelError,
@@ -22,6 +22,8 @@ from attnlens.errors import (
 )
 from attnlens.models.aliases import ALIASES, DEMO, is_known, nearest_names, repository_of
 from attnlens.models.quiet import log, quiet_hub
+
+Files = Literal["all", "tokenizer", "config"]
 
 _TOKENIZER_FILES: Final = frozenset(
     (
@@ -75,7 +77,7 @@ def is_offline() -> bool:
 
 
 def find_source(
-    name: str, *, revision: str | None = None, weights: bool = True, code: bool = False
+    name: str, *, revision: str | None = None, files: Files = "all", code: bool = False
 ) -> Source:
     """Find the folder that holds the model `name`.
 
@@ -85,8 +87,8 @@ def find_source(
         ``"demo"``, a folder, an alias, a repository, or one of them with ``@revision`` added.
     revision : str, optional
         A branch, tag or commit of the hub's repository.
-    weights : bool, optional
-        Whether the weights and the tokenizer are needed, or the configuration alone.
+    files : {"all", "tokenizer", "config"}, optional
+        What is needed beside the configuration: everything, the tokenizer, or nothing.
     code : bool, optional
         Fetch the repository's Python files too (for models with code of their own).
 
@@ -121,7 +123,7 @@ def find_source(
         raise UnknownModelError(
             f"there is no folder {given!r}", hint=_suggest(near) or "Check the path."
         )
-    return _from_hub(given, revision, weights=weights, code=code)
+    return _from_hub(given, revision, files=files, code=code)
 
 
 def _is_path(given: str) -> bool:
@@ -183,7 +185,7 @@ def _cache_folder(given: str, folder: Path, revision: str | None) -> Source:
     return Source(given, str(folder), commit, snapshot)
 
 
-def _from_hub(given: str, revision: str | None, *, weights: bool, code: bool) -> Source:
+def _from_hub(given: str, revision: str | None, *, files: Files, code: bool) -> Source:
     repository = repository_of(given)
     if not _REPOSITORY.match(repository):
         raise UnknownModelError(
@@ -204,22 +206,26 @@ def _from_hub(given: str, revision: str | None, *, weights: bool, code: bool) ->
                 huggingface_hub.hf_hub_download(repository, "config.json", revision=wanted)
             )
             commit = config.parent.name
-            if weights:
-                listed = [sibling.rfilename for sibling in info.siblings or ()]
-                for file in _needed(listed, code=code):
-                    huggingface_hub.hf_hub_download(repository, file, revision=commit)
+            listed = [sibling.rfilename for sibling in info.siblings or ()]
+            for file in _needed(listed, files, code=code):
+                huggingface_hub.hf_hub_download(repository, file, revision=commit)
     except Exception as error:
         return _explain(error, given, repository, revision)
     return Source(given, repository, commit, config.parent)
 
 
-def _needed(listed: list[str], *, code: bool) -> list[str]:
+def _needed(listed: list[str], files: Files, *, code: bool) -> list[str]:
     """Choose the files to fetch: safetensors where there are any, else torch's own format."""
+    programs = [f for f in listed if code and f.endswith(".py")]
+    if files == "config":
+        return programs
+    words = [f for f in listed if f in _TOKENIZER_FILES]
+    if files == "tokenizer":
+        return [*words, *programs]
     safe = [file for file in listed if _SAFE.match(file)]
     pickled = [file for file in listed if _PICKLED.match(file)]
-    rest = [f for f in listed if f in _TOKENIZER_FILES or f in _CONFIG_FILES]
-    rest += [f for f in listed if code and f.endswith(".py")]
-    return [*rest, *(safe or pickled)]
+    settings = [f for f in listed if f in _CONFIG_FILES]
+    return [*settings, *words, *programs, *(safe or pickled)]
 
 
 def _from_cache(given: str, repository: str, revision: str | None, why: str) -> Source:

@@ -19,7 +19,7 @@ from attnlens.errors import (
     OfflineError,
     UnknownModelError,
 )
-from attnlens.models import load_model
+from attnlens.models import describe_model, load_model, load_tokenizer
 
 COMMIT = "c" * 40
 
@@ -137,6 +137,14 @@ def test_weights_are_fetched_once_as_safetensors(
     hub.folders["gpt2"] = folder
     load_model("gpt2")
     assert set(hub.asked) == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_only_what_is_needed_is_fetched(hub: Hub, zoo: Callable[..., Path]) -> None:
+    hub.folders["gpt2"] = zoo("gpt2", tokenizer=True)
+    describe_model("gpt2")
+    assert set(hub.asked) == {"config.json"}
+    assert load_tokenizer("gpt2") is not None
+    assert set(hub.asked) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_the_cache_serves_when_the_hub_does_not(hub: Hub, zoo: Callable[..., Path]) -> None:

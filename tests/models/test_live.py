@@ -179,6 +179,25 @@ def test_bert_as_a_decoder_is_seen_to_be_causal() -> None:
     assert "q_rot" in model.available()
 
 
+def test_describing_a_live_model_leaves_it_alone() -> None:
+    from transformers import BertModel
+
+    from attnlens.models import describe_model, load_tokenizer
+
+    for hf in (build("gpt2"), BertModel(config("bert"))):
+        kinds = {name: type(module) for name, module in hf.named_modules()}
+        facts = describe_model(hf)
+        assert {name: type(module) for name, module in hf.named_modules()} == kinds
+        assert (facts.source, facts.n_layers, facts.weights_hash) == ("memory", 2, None)
+        assert load_tokenizer(hf) is None
+        model = load_model(hf)
+        assert describe_model(hf) == describe_model(model) == model.facts
+        again = describe_model(model.bridge)
+        assert (again.n_params, again.windows) == (model.facts.n_params, model.facts.windows)
+    with pytest.raises(OptionError, match="loaded already"):
+        describe_model(hf, dtype="float16")
+
+
 def test_options_for_a_live_model_are_refused() -> None:
     hf = build("gpt2")
     for options in ({"dtype": "float16"}, {"device": "cpu"}, {"revision": "main"}):

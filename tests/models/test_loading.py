@@ -24,7 +24,7 @@ from attnlens.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-from attnlens.models import Model, ModelFacts, describe_model, load_model
+from attnlens.models import Model, ModelFacts, describe_model, load_model, load_tokenizer
 from attnlens.models.aliases import ALIASES, nearest_names, repository_of
 from tests.modelzoo import FAMILIES, tiny
 
@@ -188,6 +188,17 @@ def test_no_junk_tokenizer(family: str, zoo: Zoo) -> None:
     assert model.tokenizer is None
     assert model.token_texts() is None
     assert any("takes tokens, not text" in note for note in model.notes)
+
+
+def test_a_tokenizer_alone(zoo: Zoo, cache: Callable[..., str]) -> None:
+    assert load_tokenizer(zoo("llama")) is None
+    folder = zoo("llama", tokenizer=True)
+    text = "And God said"
+    expected = load_model(folder).tokenizer(text)["input_ids"]
+    assert load_tokenizer(folder)(text)["input_ids"] == expected
+    assert load_tokenizer(load_model(folder))(text)["input_ids"] == expected
+    cache("gpt2", folder, branch="main", commit="a" * 40)
+    assert load_tokenizer("gpt2-small", revision="main")(text)["input_ids"] == expected
 
 
 def test_a_broken_tokenizer_leaves_a_model_of_tokens(zoo: Zoo, tmp_path: Path) -> None:
