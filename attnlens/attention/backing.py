@@ -66,3 +66,6 @@ class Backing(Protocol):
 
     def part(self, prompts: Tensor, heads: Tensor) -> Backing:
         """Return chosen (prompt, head) pairs as [pair, 1, ...]; both index tensors are [pair]."""
+
+    def take(self, prompts: Tensor, heads: Tensor) -> Backing:
+        """Return chosen prompts x chosen heads; the index tensors are [prompt] and [head]."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from attnlens.attention.backing import Backing
 from attnlens.attention.convert import ArrayLike, to_float, to_tensor
+from attnlens.attention.krylov import Quadrature
 from attnlens.errors import UsageError
 
 
@@ -20,6 +21,7 @@ class Base:
         self._backing = backing
         self._batch = batch
         self._cache: dict[str, Tensor] = {}
+        self._measures: dict[tuple[int, int, int], list[Quadrature]] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,6 +84,45 @@ class Base:
     @functools.cached_property
     def _visible(self) -> Tensor:
         return self._backing.mask.visible(self.device)
+
+    def select(self, index: Any) -> Self:
+        """Return the attention of chosen prompts and heads.
+
+        Parameters
+        ----------
+        index : int, slice, list or tuple of them
+            Along the leading dimensions, in order, as for an array: ``select(0)`` is the first
+            prompt, ``select((0, slice(4, 8)))`` four of its heads. ``...`` stands for as many
+            dimensions as it takes. The head dimension stays, with size 1 for a single head.
+
+        Returns
+        -------
+        Attention
+
+        Raises
+        ------
+        UsageError
+            The index does not fit the leading dimensions.
+        """
+        given = index if isinstance(index, tuple) else (index,)
+        lead = len(self._batch)
+        if any(i is Ellipsis for i in given):
+            at = next(n for n, i in enumerate(given) if i is Ellipsis)
+            filler = (slice(None),) * (lead - len(given) + 1)
+            given = given[:at] + filler + given[at + 1 :]
+        given += (slice(None),) * (lead - len(given))
+        p, h, _ = self._backing.shape
+        try:
+            if len(given) != lead or not lead:
+                raise IndexError(f"{lead} leading dimensions")
+            prompts = torch.arange(p, device=self.device).view(self._batch[:-1])[given[:-1]]
+            heads = torch.arange(h, device=self.device)[given[-1]].reshape(-1)
+        except (IndexError, TypeError) as error:
+            raise UsageError(
+                f"{index!r} does not select from leading dimensions {list(self._batch)}: {error}."
+            ) from None
+        part = self._backing.take(prompts.reshape(-1), heads)
+        return type(self)(part, (*prompts.shape, len(heads)))
 
     def __matmul__(self, x: ArrayLike) -> Tensor:
         """Return A X for values X [..., head, key_pos, column], [key_pos, column] or [key_pos]."""

@@ -157,6 +157,10 @@ class Dense:
         """Return chosen (prompt, head) pairs as [pair, 1, ...]; both index tensors are [pair]."""
         return Dense(self.pattern[prompts, heads][:, None], self.mask.part(prompts))
 
+    def take(self, prompts: Tensor, heads: Tensor) -> Dense:
+        """Return chosen prompts x chosen heads; the index tensors are [prompt] and [head]."""
+        return Dense(self.pattern[prompts[:, None], heads], self.mask.part(prompts))
+
 
 def renyi_near_one(p: Tensor, alpha: float) -> Tensor:
     """Return the Renyi entropy of rows p without the cancellation that alpha near 1 brings.

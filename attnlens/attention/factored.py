@@ -103,7 +103,7 @@ class Factored:
         return torch.where(beyond, lowest(torch.float32), 0.0).to(self.q.dtype)
 
     def _attend(self, x: Tensor, alpha: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return A X and the log-sum-exp by the fused kernel, x [batch, 1 or group, pos, column]."""
+        """Return A X and the log-sum-exp, fused; x [batch, 1 or group, pos, column]."""
         s = self._scores
         return fused.attend(
             s.q, s.k, x, scale=s.scale * alpha, causal=self.mask.causal, bias=self._key_bias
@@ -285,14 +285,32 @@ class Factored:
 
     def part(self, prompts: Tensor, heads: Tensor) -> Factored:
         """Return chosen (prompt, head) pairs as [pair, 1, ...], with their log-sum-exp."""
-        part = Factored(
+        part = self._like(
             self.q[prompts, heads][:, None],
             self.k[prompts, heads // self.group][:, None],
-            self.mask.part(prompts),
-            scale=self._scores.scale,
-            soft_cap=self._scores.soft_cap,
-            slopes=None if self.slopes is None else self.slopes[prompts, heads][:, None],
-            dtype=self.dtype,
+            prompts,
+            None if self.slopes is None else self.slopes[prompts, heads][:, None],
         )
         part.__dict__["_lse"] = self._heads(self._lse)[prompts, heads][:, None]
         return part
+
+    def take(self, prompts: Tensor, heads: Tensor) -> Factored:
+        """Return chosen prompts x chosen heads; the index tensors are [prompt] and [head]."""
+        p = prompts[:, None]
+        return self._like(
+            self.q[p, heads],
+            self.k[p, heads // self.group],
+            prompts,
+            None if self.slopes is None else self.slopes[p, heads],
+        )
+
+    def _like(self, q: Tensor, k: Tensor, prompts: Tensor, slopes: Tensor | None) -> Factored:
+        return Factored(
+            q,
+            k,
+            self.mask.part(prompts),
+            scale=self._scores.scale,
+            soft_cap=self._scores.soft_cap,
+            slopes=slopes,
+            dtype=self.dtype,
+        )

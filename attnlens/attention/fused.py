@@ -64,7 +64,10 @@ def attend(
 
 
 def _widen(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+    """Pad the last dimension with zeros, and see that it is dense: the kernels take it to be."""
+    if x.shape[-1] < width:
+        return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _call(

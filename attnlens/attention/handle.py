@@ -13,6 +13,8 @@ from attnlens.attention.dense import Dense
 from attnlens.attention.factored import Factored
 from attnlens.attention.masks import Mask
 from attnlens.attention.reductions import Reductions
+from attnlens.attention.spectrum import Spectrum
+from attnlens.attention.tokens import TokenScores
 from attnlens.errors import NonFiniteError, UsageError
 
 _HEAD = ("head",)
@@ -22,7 +24,7 @@ _SQUARE = (("query_pos",), ("key_pos",))
 _FLOAT32_SCORE = 64.0
 
 
-class Attention(Reductions):
+class Attention(Reductions, TokenScores, Spectrum):
     """Attention of one layer: for each prompt and head a row-stochastic n x n matrix A.
 
     Made by `from_pattern` or `from_qk`, never directly. Shapes below are written
