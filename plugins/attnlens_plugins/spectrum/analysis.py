@@ -81,7 +81,10 @@ class Spectrum(attnlens.Analysis):
             dim = pd.Index(range(len(twins)), name="twin")
             for name in MEASURES:
                 result[f"{name}_twin"] = xr.concat([t[name].mean("prompt") for t in twins], dim)
-            curves = [energy(np.nan_to_num(t["sigma"].values), 1).mean(axis=(0, 2)) for t in twins]
+            curves = [
+                energy(np.nan_to_num(t["sigma"].transpose("layer", ...).values), 1).mean((1, 2))
+                for t in twins
+            ]
             result["energy_sigma_twin"] = (("twin", "layer", "component"), np.stack(curves))
         reference = causal_uniform(n)
         for name in MEASURES:
