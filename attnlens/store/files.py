@@ -147,19 +147,24 @@ class WriterLock:
     def __init__(self, folder: Path) -> None:
         self._file = folder / _LOCK
         self._lock = FileLock(self._file, timeout=0, thread_local=False)
-        try:
-            with clear_errors(folder):
+        with clear_errors(folder):
+            try:
                 self._lock.acquire()
-        except Timeout:
-            raise StoreLockedError(
-                f"Another process is writing {folder}.",
-                hint="Wait until it has finished, or write to another folder.",
-            ) from None
+                while not self._file.exists():
+                    # Its last holder removed it just before this lock was taken.
+                    self._lock.release()
+                    self._lock.acquire()
+            except Timeout:
+                raise StoreLockedError(
+                    f"Another process is writing {folder}.",
+                    hint="Wait until it has finished, or write to another folder.",
+                ) from None
 
-    def release(self, *, remove: bool = False) -> None:
-        """Let others write; `remove` the lock's file where no one will."""
-        if remove:
-            self._file.unlink(missing_ok=True)
+    def release(self) -> None:
+        """Let others write."""
+        # While it is still held: whoever waits for it notices that the file has gone, and begins
+        # with a new one.
+        self._file.unlink(missing_ok=True)
         self._lock.release()
 
     def covers(self, path: Path) -> bool:

@@ -199,13 +199,13 @@ class StoreWriter:
         with clear_errors(self.path):
             fsync_folder(self.path / UNITS)
         self._update(sealed=True)
-        self.close(remove_lock=True)
+        self.close()
         return Store.open(self.path)
 
-    def close(self, *, remove_lock: bool = False) -> None:
+    def close(self) -> None:
         """Stop writing; what is not sealed can be resumed."""
         if self._lock is not None:
-            self._lock.release(remove=remove_lock)
+            self._lock.release()
             self._lock = None
 
 
