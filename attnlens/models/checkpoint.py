@@ -96,8 +96,10 @@ def _model_class(architecture: str, trust: bool) -> Any:
 
 
 def _from_config(kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    make = getattr(kind, "_from_config", None) or kind.from_config
-    return make(config, dtype=dtype)
+    own = getattr(kind, "_from_config", None)
+    if own is not None:
+        return own(config, dtype=dtype)
+    return kind.from_config(config, dtype=dtype, trust_remote_code=True)
 
 
 def adapter_config(config: Any, architecture: str, name: str, dtype: torch.dtype) -> Any:

@@ -114,10 +114,12 @@ def find_source(
         revision, path = attached, Path(given).expanduser()
         if not revision:
             raise OptionError(f"{name!r} ends in @ with no revision after it")
-    if given == DEMO and not path.is_dir():
-        return _demo(revision)
-    if path.exists():
+    # A folder that merely has a model's name (an output folder, say) does not hide the model.
+    named = given == DEMO or given.lower() in ALIASES
+    if path.exists() and not (named and path.is_dir() and not _holds_model(path)):
         return _folder(given, path, revision)
+    if given == DEMO:
+        return _demo(revision)
     if _is_path(given):
         near = nearest_names(path.name, also=_folders_beside(path))
         raise UnknownModelError(
@@ -128,6 +130,10 @@ def find_source(
 
 def _is_path(given: str) -> bool:
     return given.startswith((".", "/", "~")) or "\\" in given or given.count("/") > 1
+
+
+def _holds_model(path: Path) -> bool:
+    return (path / "config.json").is_file() or (path / "snapshots").is_dir()
 
 
 def _folders_beside(path: Path) -> list[str]:

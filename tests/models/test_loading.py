@@ -306,6 +306,42 @@ def test_a_misspelt_folder_names_its_neighbour(zoo: Zoo) -> None:
         load_model(folder, revision="main")
 
 
+def test_a_folder_of_results_does_not_hide_a_model(
+    zoo: Zoo, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "gpt2-small"):
+        Path(name, "store").mkdir(parents=True)
+    assert load_model("demo").facts.source == "demo"
+    with pytest.raises(OfflineError):
+        load_model("gpt2-small")
+    shutil.copytree(zoo("gpt2"), "gpt2-medium")
+    assert load_model("gpt2-medium").facts.source == str(tmp_path / "gpt2-medium")
+
+
+def test_code_of_its_own_runs_only_when_trusted(zoo: Zoo, tmp_path: Path, monkeypatch: Any) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = Path(shutil.copytree(zoo("llama"), tmp_path / "m"))
+    marker = tmp_path / "ran"
+    (folder / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaForCausalLM\n"
+        f"Path({str(marker)!r}).touch()\n"
+        "class Own(LlamaForCausalLM):\n    pass\n"
+    )
+    edit(folder, auto_map={"AutoModelForCausalLM": "own.Own"})
+    with pytest.raises(UnsupportedModelError, match="trust_remote_code"):
+        load_model(folder)
+    assert not marker.exists()
+    model = load_model(folder, trust_remote_code=True)
+    assert marker.exists()
+    assert type(model.bridge.original_model).__name__ == "Own"
+    assert model.facts.weights_hash == load_model(zoo("llama")).facts.weights_hash
+
+
 def test_the_bundled_model() -> None:
     model = load_model("demo")
     assert model.facts.source == "demo"
