@@ -7,8 +7,7 @@
 A three-layer Llama with a byte-level byte-pair tokenizer learns two things at once: the text,
 and random stretches of tokens that repeat. The stretches can be predicted only by looking up
 what followed the same token before, and so they make the model grow previous-token and
-induction heads [1]_. Rotary positions matter: with learned absolute positions the same recipe
-did not find them in twice the steps.
+induction heads [1]_.
 
 One seed gives the same weights on one machine with one number of threads.
 
@@ -20,29 +19,26 @@ References
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from attnlens.demo import TEXT_FILE
+from attnlens.demo.build import build_model, build_tokenizer, save_folder
+from attnlens.demo.card import model_card
+from attnlens.demo.rows import CONTEXT, repeated_rows, text_rows
+from attnlens.demo.scores import measure
 
 log = logging.getLogger("attnlens.demo")
 
-BOS: Final = "<s>"
-BOS_ID: Final = 0
-VOCABULARY: Final = 512
-CONTEXT: Final = 256
-PERIODS: Final = (6, 40)
+#: Share of the text, at its end, that is never trained on.
 HELD_OUT: Final = 0.05
 
 
@@ -60,9 +56,14 @@ class Recipe:
         Peak of the one-cycle schedule.
     text_rows, repeated_rows : int
         Rows of text and of repeated stretches in a batch of 128-token rows.
+    short_steps : int
+        In so many first steps rows have 64 tokens and periods are short: that is where a
+        previous-token head pays off soonest.
+    short_periods, periods : tuple of int
+        Shortest and longest period, in the first steps and after.
     long_every : int
-        Every so many steps the rows are 256 tokens long and half as many, so that the whole
-        context has been seen.
+        Every so many steps rows have 256 tokens and are half as many, so that the whole context
+        is seen.
     """
 
     steps: int = 1500
@@ -70,197 +71,113 @@ class Recipe:
     learning_rate: float = 3e-3
     text_rows: int = 8
     repeated_rows: int = 24
+    short_steps: int = 700
+    short_periods: tuple[int, int] = (4, 16)
+    periods: tuple[int, int] = (6, 40)
     long_every: int = 8
 
 
-def build_tokenizer(text: str) -> PreTrainedTokenizerFast:
-    """Learn a byte-level byte-pair tokenizer of 512 tokens; every text can be encoded.
-
-    Parameters
-    ----------
-    text : str
-        What the merges are learned from.
-
-    Returns
-    -------
-    PreTrainedTokenizerFast
-        Its BOS token is ``<s>``, id 0, put before every text.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[BOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=BOS,
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def build_model(seed: int) -> LlamaForCausalLM:
-    """Make the untrained model: 3 layers, width 128, 8 heads, rotary positions."""
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=3,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            max_position_embeddings=CONTEXT,
-            bos_token_id=BOS_ID,
-            eos_token_id=BOS_ID,
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-            use_cache=False,
-        )
-    )
-
-
-def repeated_rows(
-    n_rows: int, length: int, generator: torch.Generator, periods: tuple[int, int] = PERIODS
-) -> tuple[Tensor, Tensor]:
-    """Draw rows of BOS and a random stretch that repeats to the end.
-
-    Parameters
-    ----------
-    n_rows, length : int
-    generator : torch.Generator
-    periods : tuple of int
-        Shortest and longest period, both possible.
-
-    Returns
-    -------
-    tokens : Tensor [row, pos], int64
-    labels : Tensor [row, pos], int64
-        The same, with -100 (ignored by the loss) where nothing could be known: the first round.
-    """
-    tokens = torch.full((n_rows, length), BOS_ID)
-    labels = torch.full((n_rows, length), -100)
-    for row in range(n_rows):
-        period = int(torch.randint(periods[0], periods[1] + 1, (1,), generator=generator))
-        stretch = torch.randint(BOS_ID + 1, VOCABULARY, (period,), generator=generator)
-        tokens[row, 1:] = stretch.repeat(length // period + 1)[: length - 1]
-        labels[row, 1 + period :] = tokens[row, 1 + period :]
-    return tokens, labels
-
-
-def text_rows(
-    ids: Tensor, n_rows: int, length: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Cut rows of BOS and text from random places of the token sequence `ids`."""
-    starts = torch.randint(0, len(ids) - length + 1, (n_rows,), generator=generator)
-    tokens = torch.full((n_rows, length), BOS_ID)
-    for row, start in enumerate(starts.tolist()):
-        tokens[row, 1:] = ids[start : start + length - 1]
-    return tokens, tokens
-
-
 def batches(ids: Tensor, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one (tokens, labels) pair per step, each [row, pos] int64."""
+    """Yield the tokens and labels [row, pos] of each step."""
     generator = torch.Generator().manual_seed(recipe.seed)
     for step in range(recipe.steps):
-        long = step % recipe.long_every == recipe.long_every - 1
-        length, share = (CONTEXT, 2) if long else (CONTEXT // 2, 1)
-        text = text_rows(ids, max(1, recipe.text_rows // share), length, generator)
-        again = repeated_rows(max(1, recipe.repeated_rows // share), length, generator)
+        length, share, periods = CONTEXT // 2, 1, recipe.periods
+        if step < recipe.short_steps:
+            length, periods = CONTEXT // 4, recipe.short_periods
+        elif step % recipe.long_every == 0:
+            length, share = CONTEXT, 2
+        text = text_rows(ids, recipe.text_rows // share, length, generator)
+        again = repeated_rows(recipe.repeated_rows // share, length, generator, periods)
         yield torch.cat([text[0], again[0]]), torch.cat([text[1], again[1]])
 
 
-def text_loss(model: LlamaForCausalLM, ids: Tensor) -> float:
-    """Mean loss in nats per token over consecutive 128-token rows of `ids`."""
-    width = CONTEXT // 2 - 1
-    rows = ids[: len(ids) // width * width].reshape(-1, width)
-    tokens = torch.cat([torch.full((len(rows), 1), BOS_ID), rows], dim=1)
-    with torch.inference_mode():
-        return float(model(tokens, labels=tokens).loss)
-
-
-def repeated_loss(model: LlamaForCausalLM) -> float:
-    """Mean loss in nats per token on second and later rounds of repeated stretches."""
-    tokens, labels = repeated_rows(32, CONTEXT // 2, torch.Generator().manual_seed(10_000))
-    with torch.inference_mode():
-        return float(model(tokens, labels=labels).loss)
-
-
-def head_scores(
-    model: LlamaForCausalLM, *, period: int = 31, n_rows: int = 32
-) -> dict[str, Tensor]:
-    """Score every head on a random stretch seen twice: BOS, stretch, stretch.
+def train(model: LlamaForCausalLM, ids: Tensor, recipe: Recipe) -> Iterator[tuple[int, float]]:
+    """Train in place, yielding before each step its number and the loss of the step before.
 
     Parameters
     ----------
     model : LlamaForCausalLM
-        With eager attention.
-    period : int
-        Tokens in the stretch.
-    n_rows : int
-        Number of stretches.
+    ids : Tensor [pos], int64
+        The text to train on.
+    recipe : Recipe
 
-    Returns
-    -------
-    dict of str to Tensor [layer, head]
-        ``previous-token``: mean weight on the token before, over all queries but the first;
-        ``duplicate-token``: on the same token one period back, over queries of the second round;
-        ``induction``: on the token that followed it.
+    Yields
+    ------
+    step : int
+        From 0; after the last step once more, with the number of steps.
+    loss : float
+        Nats per token; NaN before the first step.
     """
-    generator = torch.Generator().manual_seed(20_000)
-    tokens, _ = repeated_rows(n_rows, 2 * period + 1, generator, (period, period))
-    with torch.inference_mode():
-        attentions = model(tokens, output_attentions=True).attentions
-    pattern = torch.stack(attentions).float().mean(1)  # layer, head, query_pos, key_pos
-
-    def along(offset: int) -> Tensor:
-        first = 1 if offset == 1 else period + 1
-        diagonal = pattern.diagonal(-offset, dim1=-2, dim2=-1)  # entry i: query i + offset
-        return diagonal[..., first - offset :].mean(-1)
-
-    return {
-        "previous-token": along(1),
-        "induction": along(period - 1),
-        "duplicate-token": along(period),
-    }
-
-
-def best(scores: Tensor) -> tuple[float, str]:
-    """Return the largest value of [layer, head] scores and its head as ``layer.head``."""
-    flat = int(scores.argmax())
-    return float(scores.max()), f"{flat // scores.shape[1]}.{flat % scores.shape[1]}"
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.learning_rate, total_steps=max(recipe.steps, 2), pct_start=0.2
+    )
+    loss = float("nan")
+    for step, (tokens, labels) in enumerate(batches(ids, recipe)):
+        yield step, loss
+        model.train()
+        result = model(tokens, labels=labels).loss
+        optimizer.zero_grad()
+        result.backward()
+        optimizer.step()
+        schedule.step()
+        loss = float(result.detach())
+    yield recipe.steps, loss
 
 
-def describe(model: LlamaForCausalLM, held_out: Tensor) -> dict[str, Any]:
-    """Measure losses and head scores, as plain data."""
-    model.eval()
-    heads = {name: best(score) for name, score in head_scores(model).items()}
-    return {
-        "text_loss": text_loss(model, held_out),
-        "repeated_loss": repeated_loss(model),
-        "heads": heads,
-    }
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run from the command line."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(options.threads)
+    recipe = Recipe(steps=options.steps, seed=options.seed)
+    text = options.text.read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(text)
+    encoded = tokenizer(text, add_special_tokens=False, verbose=False)
+    ids = torch.tensor(encoded["input_ids"])
+    trained = int(len(ids) * (1 - HELD_OUT))
+    if len(ids) - trained < CONTEXT:
+        raise SystemExit(
+            f"{options.text} has {len(ids)} tokens; at least {int(CONTEXT / HELD_OUT)} are needed."
+        )
+    model = build_model(recipe.seed)
+    started = time.perf_counter()
+    for step, loss in train(model, ids[:trained], recipe):
+        done = step == recipe.steps
+        folders = [options.out] if done else []
+        if options.checkpoints is not None and (done or step % options.every == 0):
+            folders.append(options.checkpoints / f"step{step}")
+        if folders or step % 50 == 0:
+            model.eval()
+            measures = measure(model, ids[trained:])
+            seconds = time.perf_counter() - started
+            log.info("step %d, %.0f s: loss %.2f, %s", step, seconds, loss, measures)
+            card = model_card(measures, recipe, step=step, seconds=seconds, source=options.text)
+            for folder in folders:
+                save_folder(folder, model, tokenizer, card)
+    log.info("%s", options.out)
 
 
-def save_folder(
-    folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str
-) -> None:
-    """Write a Hugging Face folder with float16 weights; the model in memory stays float32."""
-    import copy
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m attnlens.demo.train", description="Train the demo model."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the trained model")
+    parser.add_argument("--text", type=Path, default=TEXT_FILE, help="UTF-8 text to train on")
+    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints step0, step50, ...")
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--threads", type=int, default=1, help="the weights depend on it")
+    options = parser.parse_args(arguments)
+    if options.steps < 1 or options.every < 1 or options.threads < 1:
+        parser.error("--steps, --every and --threads must be 1 or more")
+    if not options.text.is_file():
+        parser.error(f"there is no text file {options.text}")
+    return options
 
-    folder.mkdir(parents=True, exist_ok=True)
-    half = copy.deepcopy(model).to(torch.float16)
-    half.config._name_or_path = ""
-    half.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+
+if __name__ == "__main__":
+    main()
