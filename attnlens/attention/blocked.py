@@ -104,20 +104,29 @@ class Scores:
                     scores.masked_fill_(hidden, lowest(scores.dtype))
                 yield Block(part, rows, cols, scores)
 
-    def weights(self, lse: Tensor) -> Iterator[Block]:
-        """Yield blocks whose scores have become weights; `lse` [batch, group, pos], finite."""
+    def weights(self, top: Tensor, rest: Tensor) -> Iterator[Block]:
+        """Yield blocks whose scores have become weights ``exp(s - top - rest)``.
+
+        `top` and `rest` are [batch, group, pos] as from `row_lse`.
+        """
         for block in self.blocks():
-            block.scores.sub_(lse[block.batch, :, block.rows, None]).exp_()
+            at = block.batch, slice(None), block.rows, None
+            block.scores.sub_(top[at]).sub_(rest[at]).exp_()
             yield block
 
-    def row_lse(self, alpha: float) -> Tensor:
-        """Return the log-sum-exp of alpha times each row's scores, [batch, group, pos]."""
-        out = torch.empty(self.q.shape[:3], dtype=self.q.dtype, device=self.q.device)
+    def row_lse(self, alpha: float) -> tuple[Tensor, Tensor]:
+        """Return the log-sum-exp of alpha times each row's scores, each [batch, group, pos].
+
+        In two parts, the largest score and what the others add: beside a score of 1e16 the latter
+        would be rounded away, and equal weights with it.
+        """
+        top = torch.empty(self.q.shape[:3], dtype=self.q.dtype, device=self.q.device)
+        rest = torch.empty_like(top)
         for block in self.blocks(alpha):
-            top = block.scores.amax(-1, keepdim=True)
-            total = block.scores.sub_(top).exp_().sum(-1)
-            out[block.batch, :, block.rows] = total.log_().add_(top[..., 0])
-        return out
+            largest = block.scores.amax(-1, keepdim=True)
+            top[block.batch, :, block.rows] = largest[..., 0]
+            rest[block.batch, :, block.rows] = block.scores.sub_(largest).exp_().sum(-1).log_()
+        return top, rest
 
     def entropy(self) -> Tensor:
         """Return each row's entropy, [batch, group, pos]; anything for rows that see no key."""

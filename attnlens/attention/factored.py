@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from attnlens.attention import fused
-from attnlens.attention.blocked import Scores, lowest
+from attnlens.attention.blocked import Block, Scores, lowest
 from attnlens.attention.convert import wide
 from attnlens.attention.dense import add_diagonals, renyi_near_one
 from attnlens.attention.masks import Mask
 
 #: Bytes of queries and keys that `Factored.entries` gathers at a time.
 _GATHER_BYTES = 16 << 20
+
+#: The kernels give one number for a row's log-sum-exp: beside larger scores, where attention is
+#: hard, it could not tell one largest key from several.
+_FUSED_SCORE = 1e4
 
 
 class Factored:
@@ -31,6 +36,8 @@ class Factored:
     scale : float
     soft_cap : float or None
     slopes : Tensor or None, [prompt, head]
+    bound : float
+        No score is larger in size.
     dtype : torch.dtype
         Of products and weights. q and k may be wider, where float32 would lose too much.
     """
@@ -44,12 +51,13 @@ class Factored:
         scale: float,
         soft_cap: float | None,
         slopes: Tensor | None,
+        bound: float,
         dtype: torch.dtype,
     ) -> None:
         prompts, heads, n, d = q.shape
         kv_heads = k.shape[1]
         self.q, self.k, self.mask = q, k, mask
-        self.slopes = slopes
+        self.slopes, self.bound = slopes, bound
         self.shape = (prompts, heads, n)
         self.device = q.device
         self.dtype = dtype
@@ -71,6 +79,7 @@ class Factored:
             and mask.prefix is None
             and soft_cap is None
             and slopes is None
+            and bound < _FUSED_SCORE
             and fused.supported(q.device.type, q.dtype)
         )
         self._alive = mask.visible(q.device)[:, None] > 0
@@ -110,11 +119,17 @@ class Factored:
         )
 
     @functools.cached_property
-    def _lse(self) -> Tensor:
-        """Log-sum-exp, [batch, group, pos]; 0 for rows that see no key, so weights come out 0."""
-        lse = self._attend(self._scores.k)[1] if self._fused else self._scores.row_lse(1.0)
-        alive = self._alive.expand(self.shape[0], self.shape[1], -1)
-        return torch.where(self._batch(alive), lse, 0.0)
+    def _lse(self) -> tuple[Tensor, Tensor]:
+        """Log-sum-exp of each row, as `Scores.row_lse`; 0 for rows that see no key.
+
+        There every score is `lowest`, and weights come out 0.
+        """
+        alive = self._batch(self._alive.expand(self.shape[0], self.shape[1], -1))
+        top, rest = self._raw_lse(1.0)
+        return torch.where(alive, top, 0.0), torch.where(alive, rest, 0.0)
+
+    def _weights(self) -> Iterator[Block]:
+        return self._scores.weights(*self._lse)
 
     # ---- rows -------------------------------------------------------------------------------
 
@@ -129,41 +144,52 @@ class Factored:
 
     def row_lse(self, alpha: float) -> Tensor:
         """Return ``ln sum_j exp(alpha s_ij)``; -inf for rows that see no key."""
-        lse = self._raw_lse(alpha).to(self.wide)
-        return torch.where(self._alive, self._heads(lse), -math.inf)
+        top, rest = self._lse if alpha == 1.0 else self._raw_lse(alpha)
+        total = top.to(self.wide) + rest.to(self.wide)
+        return torch.where(self._alive, self._heads(total), -math.inf)
 
-    def _raw_lse(self, alpha: float) -> Tensor:
-        if alpha == 1.0:
-            return self._lse
+    def _raw_lse(self, alpha: float) -> tuple[Tensor, Tensor]:
+        if not self._fused:
+            return self._scores.row_lse(alpha)
+        lse = self._attend(self._scores.k, alpha)[1]
+        return lse, torch.zeros_like(lse)
+
+    def _log_power_sum(self, alpha: float) -> Tensor:
+        """Return ``ln sum_j p_ij^alpha = LSE(alpha) - alpha LSE(1)``, [batch, group, pos]."""
+        (top, rest), (one, others) = self._raw_lse(alpha), self._lse
         if self._fused:
-            return self._attend(self._scores.k, alpha)[1]
-        return self._scores.row_lse(alpha)
+            return top.to(self.wide) - alpha * one.to(self.wide)
+        # The largest scores are the same ones, alpha times: they cancel exactly.
+        return rest.to(self.wide) - alpha * others.to(self.wide)
 
     def renyi(self, alpha: float) -> Tensor:
-        """Return ``(LSE(alpha) - alpha LSE(1)) / (1 - alpha)``, alpha not 1."""
+        """Return ``ln(sum p^alpha) / (1 - alpha)``, alpha not 1."""
         if abs(alpha - 1.0) <= 0.05:
             out = self._zeros(self.shape[2])
-            for b in self._scores.weights(self._lse):
+            for b in self._weights():
                 out[b.batch, :, b.rows] = renyi_near_one(b.scores, alpha).to(self.wide)
             return self._live(out)
-        difference = self._raw_lse(alpha).to(self.wide) - alpha * self._lse.to(self.wide)
-        return self._live(difference / (1.0 - alpha))
+        return self._live(self._log_power_sum(alpha) / (1.0 - alpha))
 
     def frobenius2(self) -> Tensor:
         """Return ``sum_i exp(LSE_i(2) - 2 LSE_i(1))``."""
-        difference = self._raw_lse(2.0).to(self.wide) - 2.0 * self._lse.to(self.wide)
-        return torch.where(self._alive, self._heads(difference.exp()), 0.0).sum(-1)
+        rows = self._heads(self._log_power_sum(2.0).exp())
+        return torch.where(self._alive, rows, 0.0).sum(-1)
 
     def max(self) -> Tensor:
         """Return the largest weight of each row."""
-        return self._live((self._scores.largest() - self._lse).exp_()).clamp_max_(1.0)
+        top, rest = self._lse
+        if self._fused:
+            top = top - self._scores.largest()
+            return self._live(top.neg_().exp_()).clamp_max_(1.0)
+        return self._live(rest.neg().exp_()).clamp_max_(1.0)
 
     def top_keys(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest weights of each row and their keys."""
         lead = (*self._scores.q.shape[:3], k)
         weights = torch.zeros(lead, dtype=self.dtype, device=self.device)
         keys = torch.zeros(lead, dtype=torch.int64, device=self.device)
-        for b in self._scores.weights(self._lse):
+        for b in self._weights():
             found, at = b.scores.topk(min(k, b.scores.shape[-1]), dim=-1)
             weights[b.batch, :, b.rows, : found.shape[-1]] = found.to(self.dtype)
             keys[b.batch, :, b.rows, : found.shape[-1]] = at + b.cols.start
@@ -175,7 +201,7 @@ class Factored:
         """Return A^T 1."""
         if not self._fused:
             out = self._zeros(self.shape[2])
-            for b in self._scores.weights(self._lse):
+            for b in self._weights():
                 out[b.batch, :, b.cols] += b.scores.sum(-2).to(self.wide)
             return self._heads(out)
         ones = self._alive[..., None].expand(*self.shape, 1).to(self.q.dtype)
@@ -186,7 +212,7 @@ class Factored:
         n = self.shape[2]
         out = self._zeros(2 * n - 1)
         flat = out.view(-1, 2 * n - 1)
-        for b in self._scores.weights(self._lse):
+        for b in self._weights():
             part = slice(b.batch.start * self.group, b.batch.stop * self.group)
             block = b.scores.flatten(0, 1)
             add_diagonals(flat[part], b.rows.start, b.cols.start, block)
@@ -212,18 +238,18 @@ class Factored:
         scores: Tensor = torch.linalg.vecdot(q, k).mul_(self._scores.scale)
         slopes = None if self.slopes is None else self.slopes[..., None]
         self._scores.bend(scores, rows - cols, slopes)
-        lse = torch.take_along_dim(self._heads(self._lse), rows, 2)
+        top, rest = (torch.take_along_dim(self._heads(x), rows, 2) for x in self._lse)
         of = torch.arange(prompts, device=self.device)[:, None, None]
         seen = self.mask.sees(rows, cols, of)
         # Unseen cells may have any score: theirs must not reach the exponential.
-        weight = torch.where(seen, scores - lse, 0.0).exp_()
+        weight = torch.where(seen, scores - top - rest, 0.0).exp_()
         return torch.where(seen, weight, 0.0).to(self.dtype)
 
     def matched(self, query_label: Tensor, key_label: Tensor) -> Tensor:
         """Return per row the weight on earlier keys whose label is the query's."""
         out = self._zeros(self.shape[2])
         query_label, key_label = query_label[self._prompt_of], key_label[self._prompt_of]
-        for b in self._scores.weights(self._lse):
+        for b in self._weights():
             same = query_label[b.batch, b.rows, None] == key_label[b.batch, None, b.cols]
             same = same.tril(b.rows.start - b.cols.start - 1)[:, None]
             out[b.batch, :, b.rows] = torch.where(same, b.scores, 0.0).sum(-1).to(self.wide)
@@ -238,7 +264,7 @@ class Factored:
             out = self._attend(x)[0]
         else:
             out = torch.empty_like(x)
-            for b in self._scores.weights(self._lse):
+            for b in self._weights():
                 out[b.batch, :, b.rows] = b.scores @ x[b.batch, :, b.cols]
         return torch.where(self._alive[..., None], self._heads(out), 0.0).to(self.dtype)
 
@@ -248,7 +274,7 @@ class Factored:
             return self._gather_rows(y.to(self.q.dtype)).to(self.dtype)
         y = self._batch(y.to(self.q.dtype))
         out = torch.zeros_like(y)
-        for b in self._scores.weights(self._lse):
+        for b in self._weights():
             out[b.batch, :, b.cols] += b.scores.mT @ y[b.batch, :, b.rows]
         return self._heads(out).to(self.dtype)
 
@@ -260,7 +286,7 @@ class Factored:
         which is causal once both sequences are reversed.
         """
         s = self._scores
-        q, k, y, bias = s.q, s.k, self._batch(y), -self._lse
+        q, k, y, bias = s.q, s.k, self._batch(y), -self._lse[0]
         if self.mask.causal:
             q, k, y, bias = q.flip(2), k.flip(2), y.flip(2), bias.flip(2)
         k = k.expand(-1, self.group, -1, -1)
@@ -279,7 +305,7 @@ class Factored:
         """Return the weights themselves."""
         n = self.shape[2]
         out = torch.zeros(*self._scores.q.shape[:2], n, n, dtype=self.dtype, device=self.device)
-        for b in self._scores.weights(self._lse):
+        for b in self._weights():
             out[b.batch, :, b.rows, b.cols] = b.scores.to(self.dtype)
         return self._heads(out)
 
@@ -291,7 +317,7 @@ class Factored:
             prompts,
             None if self.slopes is None else self.slopes[prompts, heads][:, None],
         )
-        part.__dict__["_lse"] = self._heads(self._lse)[prompts, heads][:, None]
+        part.__dict__["_lse"] = tuple(self._heads(x)[prompts, heads][:, None] for x in self._lse)
         return part
 
     def take(self, prompts: Tensor, heads: Tensor) -> Factored:
@@ -312,5 +338,6 @@ class Factored:
             scale=self._scores.scale,
             soft_cap=self._scores.soft_cap,
             slopes=slopes,
+            bound=self.bound,
             dtype=self.dtype,
         )

@@ -153,6 +153,8 @@ class Attention(Reductions, TokenScores, Spectrum):
         dtype = torch.promote_types(q.dtype, k.dtype)
         q, k = q.to(dtype), k.to(dtype)
         q, k = q.reshape(prompts, n_heads, n, d), k.reshape(prompts, kv_heads, n, d)
+        if scale < 0:  # the kernels mask before they scale
+            q, scale = -q, -scale
         real = per_prompt(lengths, batch[:-1], n, "lengths", q.device)
         if real is not None:
             inside = (torch.arange(n, device=q.device) < real[:, None])[:, None, :, None]
@@ -169,7 +171,9 @@ class Attention(Reductions, TokenScores, Spectrum):
         if dtype == torch.float32 and bound > _FLOAT32_SCORE:
             q, k = q.to(wide(q.device)), k.to(wide(q.device))
             slopes = None if slopes is None else slopes.to(q)
-        backing = Factored(q, k, mask, scale=scale, soft_cap=soft_cap, slopes=slopes, dtype=dtype)
+        backing = Factored(
+            q, k, mask, scale=scale, soft_cap=soft_cap, slopes=slopes, bound=bound, dtype=dtype
+        )
         return cls(backing, batch)
 
 
