@@ -19,6 +19,9 @@ from .compress import Compressed, complete, compress, cross, times
 OVERSAMPLE = 10
 """Directions kept in each mode beyond those of the core."""
 
+_HELD = 1 << 24
+"""Entries that may be held between the passes and the exact compression."""
+
 
 def slices_memory(
     shape: Sequence[int], *, rank: int, mode: int, block: int = 1, itemsize: int = 4
@@ -39,15 +42,14 @@ def slices_memory(
         Bytes per number of a slice (float16 is worked on in float32).
     """
     mode %= len(shape)
-    sizes = _sketch_sizes(shape, rank)
-    others = [k for k in range(len(shape)) if k != mode]
-    one = block * math.prod(shape[k] for k in others)
-    # The slice as given and as worked on, and its product with the smallest sketch.
-    passing = one * (itemsize + max(itemsize, 4)) + max(
-        (one // shape[k] * sizes[k] * max(itemsize, 4) for k in others), default=0
-    )
-    bases = sum(3 * shape[k] * sizes[k] * 8 for k in range(len(shape)))
-    held = 3 * shape[mode] * math.prod(sizes[k] for k in others) * 8
+    sizes = _sketch_sizes(shape, rank, mode)
+    one = block * math.prod(n for k, n in enumerate(shape) if k != mode)
+    width = max(itemsize, 4)
+    # The slice as given and scaled, while the next one is being made; its product with a sketch.
+    passing = one * (2 * itemsize + 2 * width)
+    passing += max(one // n * c * width for n, c in zip(shape, sizes, strict=True))
+    bases = sum(4 * n * c * 8 for n, c in zip(shape, sizes, strict=True) if c < n)
+    held = 3 * math.prod(sizes) * 8
     return passing + bases + held
 
 
@@ -58,18 +60,20 @@ def compress_slices(
     rank: int,
     dims: Sequence[str] | None = None,
     coords: Mapping[Hashable, Any] | None = None,
+    length: int | None = None,
     power: int = 2,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Compressed:
     """Compress a tensor given as slices along one mode, without ever holding it.
 
-    Every other mode gets a basis by block power iteration from seeded random directions (the
+    The large modes get a basis by block power iteration from seeded random directions (the
     randomised range finder, with all its steps as power steps, as a pass over the slices costs more
     than the products). A last pass projects each slice; what is left fits in memory and is
     compressed exactly. Memory: one slice, the bases, and ``n_mode`` times the product of the
-    sketch sizes (`slices_memory`). Cheaper than Gram matrices as soon as a mode has more than about four times
-    the directions that are kept, and needs no matrix of ``n_k x n_k``.
+    sketch sizes (`slices_memory`). This is cheaper than Gram matrices as soon as a mode has more
+    than about four times the directions that are kept, and needs no matrix of ``n_k x n_k``. Modes
+    are projected, largest first, until what is left to hold has at most 2**24 entries.
 
     Parameters
     ----------
@@ -85,6 +89,8 @@ def compress_slices(
         Names of the modes, where the blocks do not carry them.
     coords : mapping, optional
         Coordinates for the results' datasets.
+    length : int, optional
+        Size of the sliced mode in all; without it, one more pass counts.
     power : int
         Number of power steps, at least 1.
     seed : int
@@ -110,19 +116,21 @@ def compress_slices(
     if rank < 1 or power < 1:
         raise DecompositionError(f"rank={rank}, power={power}: at least 1 is needed.")
     source = _Source(slices, mode, dims)
-    sizes = _sketch_sizes(source.shape, rank)
     generator = torch.Generator().manual_seed(seed)
+    if length is None:
+        length = source.length()
+    shape = [length if k == source.mode else n for k, n in enumerate(source.shape)]
     bases: dict[int, Tensor] = {}
-    for k, n in enumerate(source.shape):
-        if k != source.mode and sizes[k] < n:
-            start = torch.randn(n, sizes[k], generator=generator, dtype=torch.float64)
+    for k, count in enumerate(_sketch_sizes(shape, rank, source.mode)):
+        if count < shape[k]:
+            start = torch.randn(shape[k], count, generator=generator, dtype=torch.float64)
             bases[k] = torch.linalg.qr(start)[0].to(source.device)
-    length, energy = 0, 0.0
+            shape[k] = count
+    energy = 0.0
     for step in range(power):
         grown = {k: torch.zeros_like(b) for k, b in bases.items()}
-        length, energy = 0, 0.0
+        energy = 0.0
         for block in source.blocks(check=step == 0):
-            length += block.shape[source.mode]
             energy += float(torch.linalg.vector_norm(block)) ** 2
             for k, basis in bases.items():
                 grown[k] += cross(block, times(block, basis.T.to(block.dtype), k), k)
@@ -132,14 +140,20 @@ def compress_slices(
             live = int((strength > 1e-14 * strength[0]).sum())
             bases[k] = complete(left[:, :live], left.shape[1])
         tell(progress, "compress", step + 1, power + 1)
-    parts = []
+    whole = torch.empty(shape, dtype=torch.float64, device=source.device)
+    filled = 0
     for block in source.blocks(check=False):
         for k in sorted(bases, key=lambda k: bases[k].shape[1] / bases[k].shape[0]):
             block = times(block, bases[k].T.to(block.dtype), k)
-        parts.append(block.double())
-    whole = torch.cat(parts, dim=source.mode)
-    if whole.shape[source.mode] != length:
-        raise DecompositionError("The slices changed between two passes over them.")
+        size = block.shape[source.mode]
+        if filled + size <= length:
+            whole.narrow(source.mode, filled, size).copy_(block)
+        filled += size
+    if filled != length:
+        raise DecompositionError(
+            f"The slices hold {filled} entries of mode {source.dims[source.mode]!r}; {length} were "
+            "announced, or came in an earlier pass."
+        )
     tell(progress, "compress", power + 1, power + 1)
     if energy == 0.0:
         raise DecompositionError("Every slice is zero: there is nothing to decompose.")
@@ -157,8 +171,13 @@ def compress_slices(
     )
 
 
-def _sketch_sizes(shape: Sequence[int], rank: int) -> list[int]:
-    return [min(n, c + OVERSAMPLE) for n, c in zip(shape, core_sizes(shape, rank), strict=True)]
+def _sketch_sizes(shape: Sequence[int], rank: int, mode: int) -> list[int]:
+    """Sizes of what is held after the passes; only modes that must shrink do."""
+    sizes = list(shape)
+    for k in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
+        if k != mode and math.prod(sizes) > _HELD:
+            sizes[k] = min(shape[k], core_sizes(shape, rank)[k] + OVERSAMPLE)
+    return sizes
 
 
 class _Source:
@@ -200,6 +219,10 @@ class _Source:
 
     def _pass(self) -> Iterable[Any]:
         return self.slices() if callable(self.slices) else self.slices
+
+    def length(self) -> int:
+        """Size of the sliced mode, by a pass over the slices."""
+        return sum(int(raw.shape[self.mode]) for raw in self._pass())
 
     @staticmethod
     def _convert(block: Any) -> Tensor:

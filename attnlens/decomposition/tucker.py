@@ -123,11 +123,8 @@ class TuckerFit:
             share = 0.0
             if value:
                 share = float(self.explained * (value / flat.max()) ** 2 / energy)
-            out.append(
-                Interaction(
-                    {d: int(i) for d, i in zip(self.dims, index, strict=True)}, value, share
-                )
-            )
+            named = {d: int(i) for d, i in zip(self.dims, index, strict=True)}
+            out.append(Interaction(named, value, share))
         return out
 
     @cached_property
@@ -343,7 +340,8 @@ def _wanted(ranks: Any, labelled: Labelled) -> tuple[list[_Wanted], list[str]]:
             )
         if not ranks:
             raise DecompositionError("ranks={}: at least one mode is to be named.")
-        return [_one(ranks[d], shape, k) if d in ranks else None for k, d in enumerate(dims)], notes
+        named = [_one(ranks[d], shape, k) if d in ranks else None for k, d in enumerate(dims)]
+        return named, notes
     if ranks is None or isinstance(ranks, str | float | np.floating):
         return [_one(ranks, shape, k) for k in range(count)], notes
     if isinstance(ranks, int | np.integer) and not isinstance(ranks, bool):
