@@ -146,9 +146,10 @@ def _make_eager(hf: Any) -> list[str]:
     used = getattr(hf.config, "_attn_implementation", None)
     if used in (None, "eager"):
         return []
-    from transformer_lens.utilities.attn_implementation import force_eager_attention
+    with quiet():
+        from transformer_lens.utilities.attn_implementation import force_eager_attention
 
-    force_eager_attention(hf, per_layer=True)
+        force_eager_attention(hf, per_layer=True)
     return [f"attention was switched from {used} to eager, which alone shows its pattern"]
 
 

@@ -50,7 +50,11 @@ class Provider:
         found = [values.get(hook.format(layer=layer)) for hook in self.hooks]
         if any(v is None for v in found):
             return None
-        return self.compute(*found) if self.compute else found[0]
+        try:
+            return self.compute(*found) if self.compute else found[0]
+        except (RuntimeError, IndexError):
+            # Shapes that do not go together: this is not how the model does it.
+            return None
 
 
 @dataclass

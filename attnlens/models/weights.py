@@ -83,9 +83,11 @@ def weights_of(bridge: Any, facts: ModelFacts, *, pre_norm: bool, head: bool) ->
         "ln_final_w": _gain(_part(bridge, "ln_final"), "weight", offset) if head else None,
         "ln_final_b": _gain(_part(bridge, "ln_final"), "bias", 0.0) if head else None,
         "W_U": _read(_part(bridge, "unembed"), "W_U") if head else None,
-        # The bridge's own b_U is zeros where the model has no bias.
-        "b_U": _gain(_part(bridge, "unembed"), "bias", 0.0) if head else None,
+        "b_U": _read(_part(bridge, "unembed"), "b_U") if head else None,
     }
+    if single["b_U"] is not None and not single["b_U"].any():
+        # The bridge makes zeros up where the model has no bias.
+        single["b_U"] = None
     found |= {name: value.numpy() for name, value in single.items() if value is not None}
     return found
 

@@ -163,7 +163,13 @@ def _compare(before: torch.Tensor, model: Model) -> None:
     after = model.probe_logits.to(torch.float32)
     scale = float(before.abs().max()) or 1.0
     off = float((after - before).abs().max()) / scale
-    if off > (1e-3 if model.facts.dtype in ("float32", "float64") else 0.1):
+    exact = model.facts.dtype in ("float32", "float64")
+    if (1e-3 if exact else 0.05) < off <= (0.05 if exact else 0.2):
+        model.notes.append(
+            f"TransformerLens computes this model a little differently from Hugging Face: logits "
+            f"are off by {off:.1%} of the largest"
+        )
+    elif off > 0.05:
         raise UnsupportedModelError(
             f"TransformerLens computes {model.facts.name!r} ({model.facts.architecture}) "
             f"differently from Hugging Face: logits are off by {off:.1%} of the largest",

@@ -177,6 +177,23 @@ def test_what_is_available(loaded: Callable[[str], Model]) -> None:
         assert loaded(family).available() == expected, family
 
 
+def test_only_matrices_that_exist(loaded: Callable[[str], Model]) -> None:
+    always = {"W_Q", "W_K", "W_V", "W_O", "W_E", "W_U", "ln_final_w"}
+    biases = {"b_Q", "b_K", "b_V", "b_O", "ln_final_b"}
+    pre = {"ln1_w", "ln1_b"}
+    expected = {
+        "gpt2": always | biases | pre | {"W_pos"},
+        "llama": always | {"ln1_w"},
+        "mistral": always | {"ln1_w"},
+        "neox": always | biases | pre,
+        "gemma2": always | {"ln1_w"},
+        "qwen3": always | {"ln1_w", "q_norm_w", "k_norm_w"},
+        "bert": always | biases | {"W_pos", "b_U"},
+        "bloom": always | biases | pre,
+    }
+    assert {family: set(loaded(family).weights()) for family in FAMILIES} == expected
+
+
 def test_facts_of_each_family(loaded: Callable[[str], Model]) -> None:
     def facts(family: str, *names: str) -> tuple[Any, ...]:
         return tuple(getattr(loaded(family).facts, name) for name in names)

@@ -148,6 +148,16 @@ def test_native_bridge(tokens: Tensor) -> None:
         torch.testing.assert_close(value.sum(-1), torch.ones(3, 4, 11))
 
 
+def test_scores_that_are_the_pattern_are_seen_even_where_attention_is_uniform() -> None:
+    """Softmax of a uniform pattern is that pattern again."""
+    hf = build("bert")
+    with torch.no_grad():
+        for layer in hf.bert.encoder.layer:
+            layer.attention.self.query.weight.zero_()
+            layer.attention.self.query.bias.zero_()
+    assert "scores" not in load_model(hf).available()
+
+
 def test_compatibility_mode_is_left_on_and_recorded(tokens: Tensor) -> None:
     raw = load_model(build("gpt2"))
     expected = patterns(raw, tokens)
