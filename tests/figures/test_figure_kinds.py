@@ -45,12 +45,12 @@ def test_a_data_array_is_turned_and_its_numbers_are_kept() -> None:
         np.arange(6.0).reshape(3, 2), dims=("head", "layer"),
         coords={"head": [0, 4, 5], "layer": [3, 7]},
     )  # fmt: skip
-    ax = figures.head_grid(figures.new_figure(), values, marks={"known": [(7, 4), (0, 0)]})
+    ax = figures.head_grid(figures.new_figure(), values, marks={"known": [(7, 5), (0, 0)]})
     assert np.array_equal(ax.images[0].get_array(), values.values.T)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["3", "7"]
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "4", "5"]
     (mark,) = ax.lines  # (0, 0) is not drawn, so not marked
-    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (1.5, 0.5)
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (2.5, 0.5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 12), (12, 12), (48, 64)])
