@@ -105,6 +105,9 @@ class Recipe:
             out.statistic(name, self.state(out.spec, name))
 
     def state(self, unit: UnitSpec, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        if name == "pattern.rows":
+            return {"rows": np.full(2, float(len(unit.prompts) * unit.length))}
+
         from attnlens.attention import Attention
         from attnlens.statistics import STATISTICS
 

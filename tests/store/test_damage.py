@@ -24,7 +24,7 @@ from attnlens.store import Store, StoreWriter, open_store, store_info, verify
 from .making import Recipe, data_files
 
 RECIPE = Recipe(
-    lengths=[5, 5, 5], unit_size=2, statistics=["pattern.entropy"], weights=True, vocabulary=["a"]
+    lengths=[5, 5, 5], unit_size=2, statistics=["pattern.rows"], weights=True, vocabulary=["a"]
 )
 
 
@@ -42,8 +42,10 @@ def store(pristine: Path, tmp_path: Path) -> Path:
 
 def read_everything(path: Path) -> None:
     store = open_store(path)
-    for name in store.names():
+    for name in store.manifest.activations:
         _ = store[name].values
+    for unit in store.units():
+        unit.state("pattern.rows")
     _ = store.tokens
     store.weights.load()
 
@@ -85,7 +87,8 @@ def read_one(store: Path, file: Path) -> None:
     if place[0] == "weights":
         opened.weights.load()
     elif place[2] == "statistics":
-        _ = opened[place[3]]
+        for unit in opened.units():
+            unit.state(place[3])
     elif place[2] == "tokens":
         _ = opened.tokens
     elif place[2] == "prompt_id":
@@ -129,8 +132,10 @@ def test_a_chunk_that_goes_missing_after_opening(store: Path, name: str) -> None
     with pytest.raises(DamagedStoreError, match="is missing"):
         if name == "tokens":
             _ = opened.tokens
+        elif name == "statistics":
+            [unit.state("pattern.rows") for unit in opened.units()]
         else:
-            _ = opened["pattern.entropy" if name == "statistics" else name].values
+            _ = opened[name].values
 
 
 def test_a_shard_cut_short_is_noticed_without_decoding(store: Path) -> None:
@@ -190,7 +195,7 @@ def remove_vocabulary(store: Path) -> None:
         (remove_metadata, "z: zarr.json"),
         (remove_unit_metadata, "units/000001"),
         (spoil_unit_metadata, "units/000001"),
-        (remove_statistic, "pattern.entropy"),
+        (remove_statistic, "pattern.rows"),
         (remove_weights, "W_O"),
         (remove_vocabulary, "vocabulary"),
     ],

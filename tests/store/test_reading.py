@@ -103,11 +103,7 @@ def test_statistics_that_analyses_bring(path: Path, tmp_path: Path) -> None:
     store = open_store(path, statistics=own)
     assert store["pattern.rows"].values.tolist() == [sum(RECIPE.lengths)] * 2
 
-    class Stored(Recipe):
-        def state(self, unit: Any, name: str) -> Any:
-            return {"rows": np.full(2, float(len(unit.prompts) * unit.length))}
-
-    Stored(statistics=["pattern.rows"]).write(tmp_path / "y.attn")
+    Recipe(statistics=["pattern.rows"]).write(tmp_path / "y.attn")
     assert "pattern.rows" in open_store(tmp_path / "y.attn").names()
     with pytest.raises(NeedError, match="not known here"):
         _ = open_store(tmp_path / "y.attn")["pattern.rows"]
