@@ -323,15 +323,16 @@ class Analysis(ABC):
         Skip
             If there is nothing to draw.
         """
-        from attnlens.figures import new_figure
+        from attnlens.figures import new_figure, style
 
         offered = [d.name for d in self.drawings("figure")]
         if name not in offered:
             raise OptionError(
                 f"{self.name} has no figure {name!r}.", hint=f"Figures: {', '.join(offered)}."
             )
-        drawn = new_figure()
-        alt = getattr(self, name)(result, drawn)
+        with style():
+            drawn = new_figure()
+            alt = getattr(self, name)(result, drawn)
         if isinstance(alt, str):
             drawn.set_gid(alt)
         return drawn

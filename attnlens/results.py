@@ -136,6 +136,7 @@ def load_result(folder: Path) -> xr.Dataset:
         for n, v in stored.variables.items()
         if v.dtype.kind == "T"
     }
-    return stored.assign({n: v for n, v in texts.items() if n in stored.data_vars}).assign_coords(
-        {n: v for n, v in texts.items() if n in stored.coords}
-    )
+    result: xr.Dataset = stored.assign(
+        {n: v for n, v in texts.items() if n in stored.data_vars}
+    ).assign_coords({n: v for n, v in texts.items() if n in stored.coords})
+    return result

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnlens.cli import analyze, capture, plot, plugins, run, store
+from attnlens.cli import analyze, capture, plot, plugins, run, store, track
 
 app = typer.Typer(
     name="attnlens",
@@ -23,6 +23,8 @@ app.command("run")(run.command)
 app.command("capture")(capture.command)
 app.command("analyze")(analyze.command)
 app.command("plot")(plot.command)
+app.command("track")(track.track)
+app.command("compare")(track.compare)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(store.app, name="store")
 
