@@ -19,6 +19,9 @@ from torch import Tensor
 #: Columns beyond the rank asked for: they make a miss of a leading direction improbable.
 OVERSAMPLING = 16
 
+#: Bytes of one product: what a wider one saves in time it costs in memory.
+_PRODUCT_BYTES = 6 << 20
+
 #: Share of the way from half the steps to all of them by which a quadrature is extrapolated.
 _REMAINING = 0.6
 
@@ -63,18 +66,25 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     width = min(a.n, rank + OVERSAMPLING)
     start = torch.randn(a.n, width, generator=generator, dtype=torch.float64)
     y = _orthonormal(a.matmul(start.to(a.device, a.dtype)))
-    blocks = [y]
-    for _ in range(n_iter):
+    # One buffer, filled and then replaced: these are the largest things in memory here.
+    basis = torch.empty(a.n, width * (n_iter + 1), dtype=a.dtype, device=a.device)
+    basis[:, :width] = y
+    for power in range(1, n_iter + 1):
         y = _orthonormal(a.matmul(_orthonormal(a.rmatmul(y))))
-        blocks.append(y)
+        basis[:, width * power : width * (power + 1)] = y
     # Householder reflections: orthonormal even where blocks depend on each other. The first
     # columns span the first blocks.
-    basis = _orthonormal(torch.cat(blocks, -1)[:, : a.n])
-    projected = a.rmatmul(basis)
-    left, s, right = decompose(projected)
-    u, v = basis @ right.mT[:, :rank], left[:, :rank]
+    basis = _orthonormal(basis[:, : a.n])
+    step = max(1, _PRODUCT_BYTES // (a.n * basis.element_size()))
+    projected = torch.empty_like(basis)
+    for at in range(0, basis.shape[1], step):
+        projected[:, at : at + step] = a.rmatmul(basis[:, at : at + step])
+    outer, small = torch.linalg.qr(projected)
+    del projected
+    left, s, right = decompose(small)
+    u, v = basis @ right.mT[:, :rank], outer @ left[:, :rank]
     before = max(rank, basis.shape[1] - width)
-    earlier = singular_values(projected[:, :before])
+    earlier = singular_values(small[:, :before])
     s, earlier = s[:rank].double(), earlier[:rank].double()
     return Triplets(u, s, v, _error(s, earlier, n_iter, a))
 
@@ -161,10 +171,25 @@ class Quadrature:
         """
         value = f(self.top).sum()
         doubt = (f(self.top + self.top_error) - f(self.top)).abs().sum()
+        found = self.join(value, doubt, f(self.nodes), f(self.short_nodes))
+        return float(found[0]), float(found[1])
+
+    def join(
+        self, value: Tensor, doubt: Tensor, nodes: Tensor, short_nodes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return sums and error bars of several functions at once.
+
+        Parameters
+        ----------
+        value, doubt : Tensor, [...]
+            What the deflated singular values give, and how sure that is.
+        nodes, short_nodes : Tensor, [..., probe, step]
+            The functions at the nodes.
+        """
         if self.rest == 0:
-            return float(value), float(doubt)
-        y = self.rest * (self.weights * f(self.nodes)).sum(-1)
-        short = self.rest * (self.short_weights * f(self.short_nodes)).sum(-1)
+            return value, doubt
+        y = self.rest * (self.weights * nodes).sum(-1)
+        short = self.rest * (self.short_weights * short_nodes).sum(-1)
         # Small singular values are many and sqrt is steep at 0: the quadrature approaches its
         # limit like 1/steps or faster, from one side. Half the steps tell how far it has to go:
         # at most about 1.2 times the way between the two. Go half of that; the rest is doubt.
@@ -173,16 +198,15 @@ class Quadrature:
         x = self.rest * (self.weights * self.nodes**2).sum(-1)
         known = max(0.0, self.frobenius2 - float((self.top**2).sum()))
         centred, distance = x - x.mean(), x.mean() - known
-        spread = (centred**2).sum()
-        slope = (centred * (y - y.mean())).sum() / spread if spread > 0 else spread
-        residual = y - y.mean() - slope * centred
-        probes = len(y)
+        spread = (centred**2).sum().clamp_min(torch.finfo(x.dtype).tiny)
+        mean = y.mean(-1)
+        slope = (centred * (y - mean[..., None])).sum(-1) / spread
+        residual = y - mean[..., None] - slope[..., None] * centred
         # Two parameters were fitted; the regression widens the interval by its own distance.
-        variance = (residual**2).sum() / max(1, probes - 2)
-        factor = 1 / probes + (float(distance**2 / spread) if spread > 0 else 0.0)
-        sampling = _student(max(1, probes - 2)) * (variance * factor).sqrt()
-        value = value + y.mean() - slope * distance
-        return float(value), float(sampling + way.mean().abs() + doubt)
+        freedom = max(1, len(x) - 2)
+        variance = (residual**2).sum(-1) / freedom * (1 / len(x) + distance**2 / spread)
+        sampling = _student(freedom) * variance.sqrt()
+        return value + mean - slope * distance, sampling + way.mean(-1).abs() + doubt
 
 
 def _student(freedom: int) -> float:
@@ -268,12 +292,11 @@ def top_share(q: Quadrature, ks: Tensor, power: float) -> tuple[Tensor, Tensor]:
     levels, _ = torch.cat(
         (q.top, torch.tensor([0.0]), largest * torch.logspace(-6, 0, 481, dtype=torch.float64))
     ).sort()
-
-    def excess(level: float) -> tuple[float, float]:
-        return q.sum(lambda s: (s**power - level).clamp_min(0.0))
-
-    found = torch.tensor([excess(t) for t in (levels**power).tolist()], dtype=torch.float64)
-    sums, errors = found.unbind(-1)
+    t = (levels**power)[:, None]
+    top, more = q.top**power, (q.top + q.top_error) ** power
+    value, more = ((x - t).clamp_min(0.0).sum(-1) for x in (top, more))
+    over = [(x**power - t[..., None]).clamp_min(0.0) for x in (q.nodes, q.short_nodes)]
+    sums, errors = q.join(value, more - value, *over)
     bounds = ks.double()[:, None] * levels**power + sums
     best = bounds.argmin(-1)
     share = bounds.gather(-1, best[:, None])[:, 0] / total
