@@ -16,6 +16,9 @@ Update = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(right-hand side, normal matrix, current factor) -> new factor, all ``[fit, component, .]``."""
 
 _RIDGE = 1e-13
+_RESOLUTION = 4e-16
+_DONE = 1e-15
+"""Loss of a fit that is exact to rounding."""
 
 
 def least_squares(rhs: Tensor, normal: Tensor, current: Tensor) -> Tensor:
@@ -204,10 +207,11 @@ def descend(
             fresh[mode] = new
             if mode == final:
                 new_gram = new @ new.mT
-                value = (
-                    problem.norm2 - 2 * (rhs * new).sum((1, 2)) + (normal * new_gram).sum((1, 2))
-                )
-                value = value.clamp_min(0) / problem.norm2
+                model = normal * new_gram
+                value = problem.norm2 - 2 * (rhs * new).sum((1, 2)) + model.sum((1, 2))
+                # Components that cancel leave no digits under their own energy's rounding.
+                energy = model.diagonal(dim1=1, dim2=2).sum(1)
+                value = torch.maximum(value, _RESOLUTION * energy) / problem.norm2
             hat_new = new + jump * (new - last[mode])
             if nonnegative:
                 hat_new = hat_new.clamp_min(0)
@@ -222,7 +226,7 @@ def descend(
         bad = plain.nonzero()[:, 0]
         drop = (loss.sqrt() - value.sqrt()) / per_round
         # A round that was taken back says nothing about convergence unless it was a plain one.
-        quiet = torch.where(good, drop < tol, plain_before) | (value < 1e-15)
+        quiet = torch.where(good, drop < tol, plain_before) | (value < _DONE)
         calm = torch.where(quiet, calm + 1, torch.where(good, 0.0 * calm, calm))
         for k in range(order):
             before = point[k]

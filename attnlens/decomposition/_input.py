@@ -116,7 +116,10 @@ def read(
         not finite (the message says where), a negative value under `nonnegative`, or too large.
     """
     if not hasattr(tensor, "shape"):
-        tensor = np.asarray(tensor)
+        try:
+            tensor = np.asarray(tensor)
+        except ValueError as error:
+            raise DecompositionError(f"This is no tensor: {error}") from None
     shape = tuple(int(n) for n in tensor.shape)
     low, high = modes
     if not low <= len(shape) <= high:

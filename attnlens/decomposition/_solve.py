@@ -245,9 +245,11 @@ def polish(
             best.factors = [f[i, :rank] for f in result.factors]
             best.converged = best.converged and bool(result.converged[i])
             best.n_sweeps += float(result.sweeps[i])
-            # In float64 the expansion is good to 1e-15 of the tensor: to 9 digits at 1e-3.
-            if tensor.dtype == torch.float64 and result.loss[i] > 1e-6:
-                best.error = math.sqrt(float(result.loss[i]))
+            # In float64 the expansion is good to 1e-15 of the components' energy.
+            norms = torch.stack([f.square().sum(1) for f in best.factors])
+            loss, energy = float(result.loss[i]), float(norms.prod(0).sum())
+            if tensor.dtype == torch.float64 and loss > 1e-6 * max(1.0, energy):
+                best.error = math.sqrt(loss)
         done += len(group)
         tell(progress, "polish", done, len(ranks))
 

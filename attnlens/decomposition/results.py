@@ -77,9 +77,11 @@ class CPFit:
     @cached_property
     def cp_tensor(self) -> CPTensor:
         """The fit in tensorly's form, on numpy arrays whatever the backend."""
+        import tensorly as tl
         from tensorly.cp_tensor import CPTensor
 
-        return CPTensor((self.weights.copy(), [f.copy() for f in self.factors]))
+        with tl.backend_context("numpy", local_threadsafe=True):
+            return CPTensor((self.weights.copy(), [f.copy() for f in self.factors]))
 
     @property
     def explained(self) -> float:

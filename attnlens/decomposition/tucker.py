@@ -95,13 +95,15 @@ class TuckerFit:
     @cached_property
     def tucker_tensor(self) -> TuckerTensor:
         """The fit in tensorly's form, on numpy; a mode left whole gets an identity factor."""
+        import tensorly as tl
         from tensorly.tucker_tensor import TuckerTensor
 
         factors = [
             np.eye(n) if f is None else f.copy()
             for f, n in zip(self.factors, self.core.shape, strict=True)
         ]
-        return TuckerTensor((self.core.copy(), factors))
+        with tl.backend_context("numpy", local_threadsafe=True):
+            return TuckerTensor((self.core.copy(), factors))
 
     @property
     def explained(self) -> float:
