@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import CaptureError, MissingActivationError, UnsupportedModelError
+from attnlens.models import gauge
 from attnlens.models.facts import ModelFacts
 from attnlens.models.memory import memory_errors
 from attnlens.models.probe import (
@@ -193,6 +194,28 @@ class Model:
             return weights_of(
                 self.bridge, self.facts, pre_norm=self._found.pre_norm, head=self.has_head
             )
+
+    def head_weights(self, layer: int) -> dict[str, NDArray[np.float64]]:
+        """Return one layer's attention weights exactly: see `attnlens.models.gauge`."""
+        return gauge.head_weights(self.bridge, self.facts, layer)
+
+    def replaced_weights(
+        self, values: Mapping[tuple[str, int], Any]
+    ) -> AbstractContextManager[None]:
+        """Run with other attention weights inside a with block; the old ones always return.
+
+        Parameters
+        ----------
+        values : mapping from (name, layer) to array
+            For example ``{("W_Q", 0): array[head, d_model, d_head]}``, in the layout of
+            `head_weights`.
+
+        Raises
+        ------
+        UsageError, UnsupportedModelError
+            See `attnlens.models.gauge.replaced_weights`.
+        """
+        return gauge.replaced_weights(self.bridge, self.facts, values)
 
     def token_texts(self) -> list[str] | None:
         """Return the literal text of every vocabulary id, or None without a tokenizer."""
