@@ -71,7 +71,8 @@ def array_problems(block: ZarrBlock, *, deep: bool) -> Iterator[str]:
     layout = block.layout
     folder = block.folder / block.name
     if layout is None:
-        yield from _plain_problems(block, folder, deep=deep)
+        if deep:
+            yield from _plain_problems(block)
         return
     for shard in shard_grid(layout):
         try:
@@ -82,23 +83,17 @@ def array_problems(block: ZarrBlock, *, deep: bool) -> Iterator[str]:
             yield error.message
 
 
-def _plain_problems(block: ZarrBlock, folder: Path, *, deep: bool) -> Iterator[str]:
+def _plain_problems(block: ZarrBlock) -> Iterator[str]:
+    """Decode, chunk by chunk, an array that zarr wrote whole."""
     array = block.array
     if 0 in array.shape:
         return
-    for chunk in np.ndindex(*_grid(array)):
-        name = ".".join(["c", *map(str, chunk)])
-        if not (folder / name).is_file():
-            yield f"chunk {name} is missing"
-        elif deep:
-            try:
-                array.get_block_selection(chunk or ())
-            except Exception as error:
-                yield f"chunk {name} cannot be decoded: {error}"
-
-
-def _grid(array: Any) -> tuple[int, ...]:
-    return tuple(-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True))
+    counts = [-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True)]
+    for chunk in np.ndindex(*counts):
+        try:
+            array.get_block_selection(chunk)
+        except Exception as error:
+            yield f"chunk {'.'.join(['c', *map(str, chunk)])} cannot be decoded: {error}"
 
 
 def unit_arrays(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:

@@ -330,6 +330,11 @@ class Store(Contents):
         return self._live_model
 
     @property
+    def seed(self) -> int:
+        """The seed of the capture: the only source of randomness that an analysis should use."""
+        return self.manifest.seed
+
+    @property
     def results(self) -> dict[str, xr.Dataset]:
         """Results of other analyses; none outside a run."""
         return {}

@@ -146,6 +146,15 @@ def test_a_shard_cut_short_is_noticed_without_decoding(store: Path) -> None:
         _ = open_store(store)["pattern"].values
 
 
+def test_a_shard_of_the_wrong_size_is_noticed_without_decoding(store: Path) -> None:
+    file = store / "units/000000/pattern/c.0.0.0.0.0"
+    content = file.read_bytes()
+    file.write_bytes(content[7:])
+    assert f"has {len(content) - 7} bytes where its index says {len(content)}" in str(
+        verify(store)[0]
+    )
+
+
 def test_a_shard_that_lacks_an_inner_chunk(store: Path, tmp_path: Path) -> None:
     """As another writer leaves it that was interrupted, or wrote nothing for zeros."""
     array = zarr.open_array(store / "units/000000/pattern", mode="r+")
