@@ -246,6 +246,9 @@ class Analysis(ABC):
         Statistics of its own, each a :class:`attnlens.statistics.Statistic`.
     requires_api : int
         The lowest :data:`attnlens.hookspecs.API_VERSION` that it works with.
+    permutes_heads : bool
+        Whether permuting the heads of a store permutes its result along ``head`` and changes
+        nothing else; :func:`attnlens.testing.check_analysis` holds it to that.
     options : Options
         The validated options.
 
@@ -259,6 +262,7 @@ class Analysis(ABC):
     requires: tuple[str, ...] = ()
     statistics: ClassVar[tuple[type[Statistic], ...]] = ()
     requires_api: ClassVar[int] = API_VERSION
+    permutes_heads: ClassVar[bool] = False
     Options: ClassVar[type[Options]] = Options
 
     def __init__(self, **options: Any) -> None:
