@@ -293,7 +293,7 @@ class Factored:
         out, mass = fused.attend(
             k, q, y, scale=s.scale, causal=self.mask.causal, bias=bias.contiguous()
         )
-        out = out * mass.exp()[..., None]
+        out.mul_(mass.exp()[..., None])
         out = self._heads(out.flip(2) if self.mask.causal else out)
         lengths = self.mask.lengths
         if lengths is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 OVERSAMPLING = 16
 
 #: Bytes of one product: what a wider one saves in time it costs in memory.
-_PRODUCT_BYTES = 6 << 20
+_PRODUCT_BYTES = 3 << 20
 
 #: Share of the way from half the steps to all of them by which a quadrature is extrapolated.
 _REMAINING = 0.6
@@ -66,6 +66,7 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     width = min(a.n, rank + OVERSAMPLING)
     start = torch.randn(a.n, width, generator=generator, dtype=torch.float64)
     y = _orthonormal(a.matmul(start.to(a.device, a.dtype)))
+    del start
     # One buffer, filled and then replaced: these are the largest things in memory here.
     basis = torch.empty(a.n, width * (n_iter + 1), dtype=a.dtype, device=a.device)
     basis[:, :width] = y
@@ -75,14 +76,17 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     # Householder reflections: orthonormal even where blocks depend on each other. The first
     # columns span the first blocks.
     basis = _orthonormal(basis[:, : a.n])
+    del y
     step = max(1, _PRODUCT_BYTES // (a.n * basis.element_size()))
     projected = torch.empty_like(basis)
     for at in range(0, basis.shape[1], step):
         projected[:, at : at + step] = a.rmatmul(basis[:, at : at + step])
-    outer, small = torch.linalg.qr(projected)
-    del projected
-    left, s, right = decompose(small)
-    u, v = basis @ right.mT[:, :rank], outer @ left[:, :rank]
+    small = torch.linalg.qr(projected, mode="r")[1]
+    _, s, right = decompose(small)
+    u = basis @ right.mT[:, :rank]
+    # A^T u is s v: orthonormal once scaled, and where s is 0 any completion will do.
+    v, scales = torch.linalg.qr(projected @ right.mT[:, :rank])
+    v = torch.where(scales.diagonal() < 0, -v, v)
     before = max(rank, basis.shape[1] - width)
     earlier = singular_values(small[:, :before])
     s, earlier = s[:rank].double(), earlier[:rank].double()

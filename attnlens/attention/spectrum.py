@@ -33,8 +33,10 @@ class _Head:
 
     def rmatmul(self, y: Tensor) -> Tensor:
         """Return A^T Y."""
-        rows = (self.backing.mask.visible(self.device) > 0)[0, :, None]
-        return self.backing.rmatmul(torch.where(rows, y, 0.0)[None, None])[0, 0]
+        if self.backing.mask.lengths is not None:
+            alive = self.backing.mask.visible(self.device)[0, :, None] > 0
+            y = torch.where(alive, y, 0.0)
+        return self.backing.rmatmul(y[None, None])[0, 0]
 
 
 class Spectrum(Base):

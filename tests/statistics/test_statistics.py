@@ -209,3 +209,25 @@ def test_what_cannot_be_computed_is_refused() -> None:
         compute("pattern.entropy", [])
     with pytest.raises(UsageError, match="query_pos"):
         compute("pattern.entropy", xr.DataArray(np.zeros((1, 1)), dims=("prompt", "layer")))
+
+
+@pytest.mark.parametrize("name", PATTERN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_queries_and_keys_serve_as_well_as_patterns(name: str, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(4, 3, 70, 8, generator=g, dtype=torch.float64).to(dtype) for _ in range(2))
+
+    def run_on(batches: list[slice], patterns: bool) -> xr.DataArray:
+        one = STATISTICS[name](n_prompts=4, layers=[0], n_heads=3, length=70, d_head=8)
+        for batch in batches:
+            a = Attention.from_qk(q[batch].double(), k[batch].double(), scale=0.5)
+            exact = Attention.from_pattern(a.to_dense())
+            plain = Attention.from_qk(q[batch], k[batch], scale=0.5)
+            one.update(0, exact if patterns else plain, batch)
+        return STATISTICS[name].finalize(STATISTICS[name].merge([one.state()]))
+
+    got = run_on([slice(0, 4)], patterns=False).values
+    want = run_on([slice(0, 4)], patterns=True).values
+    np.testing.assert_allclose(got, want, rtol=1e-10 if dtype == torch.float64 else 3e-5)
+    split = run_on([slice(0, 1), slice(1, 4)], patterns=False).values
+    np.testing.assert_allclose(split, got, rtol=1e-12)
