@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnlens.cli import analyze, capture, plot, plugins, run, store, track
+from attnlens.cli import analyze, capture, doctor, plot, plugins, run, store, track
 
 app = typer.Typer(
     name="attnlens",
@@ -25,6 +25,7 @@ app.command("analyze")(analyze.command)
 app.command("plot")(plot.command)
 app.command("track")(track.track)
 app.command("compare")(track.compare)
+app.command("doctor")(doctor.command)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(store.app, name="store")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -112,6 +113,24 @@ def show(
             typer.echo(f"\n{what.capitalize()}s:")
             for drawing in drawings:
                 typer.echo(f"  {drawing.name}: {drawing.title}")
+
+
+@app.command()
+@console.guarded
+def new(
+    name: Annotated[str, typer.Argument(help="The analysis's name, as in head-distance.")],
+    folder: Annotated[Path, typer.Option("--in", help="Where the package's folder goes.")] = Path(),
+    debug: options.Debug = False,
+) -> None:
+    """Write a complete package for an analysis of your own, with its test."""
+    from attnlens.cli.scaffold import write_package
+
+    package = write_package(name, folder)
+    typer.echo(package)
+    console.say("Try it:")
+    console.say(f"  pip install -e '{package}[dev]'")
+    console.say(f"  attnlens run --plugins {name} demo")
+    console.say(f"  pytest {package}")
 
 
 def _type_name(annotation: Any) -> str:

@@ -68,10 +68,13 @@ def export(
         Literal["npy", "safetensors"] | None,
         typer.Option("--format", help="Told by the file's ending by default.", show_default=False),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
     debug: options.Debug = False,
 ) -> None:
     """Write one activation or statistic as .npy or safetensors."""
     from attnlens.store import export as write
     from attnlens.store import open_store
 
-    typer.echo(write(open_store(store), name, to, form))
+    typer.echo(write(open_store(store), name, to, form, overwrite=overwrite))
