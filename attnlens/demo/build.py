@@ -65,9 +65,8 @@ def build_model(seed: int) -> LlamaForCausalLM:
             max_position_embeddings=CONTEXT,
             bos_token_id=BOS_ID,
             eos_token_id=BOS_ID,
-            # One matrix reads tokens in and out: copying, which induction needs, comes easily.
-            tie_word_embeddings=True,
-            attn_implementation="eager",
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
             use_cache=False,
         )
     )

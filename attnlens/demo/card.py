@@ -64,7 +64,7 @@ command can be tried without a download; as a language model it is of no use.
 
 Text: {text}
 
-Beside the text, the model saw random tokens: stretches of {recipe.short_periods[0]} to
+Beside the text, the model saw random tokens: stretches of {recipe.periods[0]} to
 {recipe.periods[1]} tokens, repeated to the end of the row. The last 5 % of the text were not
 trained on.
 

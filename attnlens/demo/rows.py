@@ -55,7 +55,7 @@ def repeated_rows(
     n_rows, length : int
     generator : torch.Generator
     periods : tuple of int
-        Shortest and longest stretch. All ratios are equally likely, so that short ones are common.
+        Shortest and longest stretch; all between are equally likely.
 
     Returns
     -------
@@ -67,8 +67,7 @@ def repeated_rows(
     tokens = torch.full((n_rows, length), BOS_ID)
     labels = torch.full((n_rows, length), _IGNORED)
     for row in range(n_rows):
-        share = float(torch.rand(1, generator=generator))
-        period = int(shortest * ((longest + 1) / shortest) ** share)
+        period = int(torch.randint(shortest, longest + 1, (1,), generator=generator))
         stretch = torch.randint(BOS_ID + 1, VOCABULARY, (period,), generator=generator)
         tokens[row, 1:] = stretch.repeat(length // period + 1)[: length - 1]
         labels[row, 1 + period :] = tokens[row, 1 + period :]

@@ -56,19 +56,25 @@ def measure(model: LlamaForCausalLM, held_out: Tensor) -> Measures:
     Parameters
     ----------
     model : LlamaForCausalLM
-        With eager attention.
+        Measured in eval mode with eager attention, which alone gives patterns; left with the
+        attention that it had.
     held_out : Tensor [pos], int64
         Text that was not trained on.
     """
+    model.eval()
+    fused = model.config._attn_implementation
+    model.set_attn_implementation("eager")
     width = CONTEXT // 2 - 1
     text = with_bos(held_out[: len(held_out) // width * width].reshape(-1, width))
     generator = torch.Generator().manual_seed(10_000)
     again, labels = repeated_rows(32, CONTEXT // 2, generator, _TRAINED_PERIODS)
-    return Measures(
+    measures = Measures(
         text_loss=float(model(text, labels=text).loss),
         repeated_loss=float(model(again, labels=labels).loss),
         heads=head_scores(model),
     )
+    model.set_attn_implementation(fused)
+    return measures
 
 
 @torch.inference_mode()

@@ -55,15 +55,12 @@ class Recipe:
     learning_rate : float
         Peak of the one-cycle schedule.
     text_rows, repeated_rows : int
-        Rows of text and of repeated stretches in a batch of 128-token rows.
-    short_steps : int
-        In so many first steps rows have 64 tokens and periods are short: that is where a
-        previous-token head pays off soonest.
-    short_periods, periods : tuple of int
-        Shortest and longest period, in the first steps and after.
-    long_every : int
-        Every so many steps rows have 256 tokens and are half as many, so that the whole context
-        is seen.
+        Rows of each kind in a batch of 128-token rows.
+    periods : tuple of int
+        Shortest and longest stretch.
+    long_from, long_every : int
+        From that step on, every so many steps rows have 256 tokens and are half as many, so that
+        the whole context is seen. Before, short rows let the heads form sooner.
     """
 
     steps: int = 1500
@@ -71,23 +68,19 @@ class Recipe:
     learning_rate: float = 3e-3
     text_rows: int = 8
     repeated_rows: int = 24
-    short_steps: int = 700
-    short_periods: tuple[int, int] = (4, 16)
     periods: tuple[int, int] = (6, 40)
-    long_every: int = 8
+    long_from: int = 1000
+    long_every: int = 4
 
 
 def batches(ids: Tensor, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the tokens and labels [row, pos] of each step."""
     generator = torch.Generator().manual_seed(recipe.seed)
     for step in range(recipe.steps):
-        length, share, periods = CONTEXT // 2, 1, recipe.periods
-        if step < recipe.short_steps:
-            length, periods = CONTEXT // 4, recipe.short_periods
-        elif step % recipe.long_every == 0:
-            length, share = CONTEXT, 2
+        long = step >= recipe.long_from and step % recipe.long_every == 0
+        length, share = (CONTEXT, 2) if long else (CONTEXT // 2, 1)
         text = text_rows(ids, recipe.text_rows // share, length, generator)
-        again = repeated_rows(recipe.repeated_rows // share, length, generator, periods)
+        again = repeated_rows(recipe.repeated_rows // share, length, generator, recipe.periods)
         yield torch.cat([text[0], again[0]]), torch.cat([text[1], again[1]])
 
 
@@ -108,11 +101,9 @@ def train(model: LlamaForCausalLM, ids: Tensor, recipe: Recipe) -> Iterator[tupl
     loss : float
         Nats per token; NaN before the first step.
     """
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.learning_rate, total_steps=max(recipe.steps, 2), pct_start=0.2
+        optimizer, recipe.learning_rate, total_steps=max(recipe.steps, 2), pct_start=0.3
     )
     loss = float("nan")
     for step, (tokens, labels) in enumerate(batches(ids, recipe)):
@@ -121,6 +112,7 @@ def train(model: LlamaForCausalLM, ids: Tensor, recipe: Recipe) -> Iterator[tupl
         result = model(tokens, labels=labels).loss
         optimizer.zero_grad()
         result.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         loss = float(result.detach())
@@ -150,7 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.checkpoints is not None and (done or step % options.every == 0):
             folders.append(options.checkpoints / f"step{step}")
         if folders or step % 50 == 0:
-            model.eval()
             measures = measure(model, ids[trained:])
             seconds = time.perf_counter() - started
             log.info("step %d, %.0f s: loss %.2f, %s", step, seconds, loss, measures)
