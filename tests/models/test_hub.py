@@ -164,6 +164,7 @@ def test_the_cache_serves_when_the_hub_does_not(hub: Hub, zoo: Callable[..., Pat
         ("meta-llama/Llama-2-7b-hf", (403, "GatedRepo"), GatedModelError, "Accept its terms"),
         ("meta-llama/Llama-2-7b-hf", (401, ""), GatedModelError, "HTTP 401"),
         ("meta-llama/Llama-2-7b-hf", (403, ""), GatedModelError, "HTTP 403"),
+        ("meta-llama/Llama-2-7b-hf", (401, "RepoNotFound"), GatedModelError, "HTTP 401"),
         ("some/thing", (401, ""), GatedModelError, "HTTP 401"),
         ("some/thing", (401, "RepoNotFound"), UnknownModelError, "nor a model on the hub"),
         ("some/thing", (404, "RepoNotFound"), UnknownModelError, "nor a model on the hub"),
