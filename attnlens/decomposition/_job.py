@@ -13,7 +13,7 @@ from attnlens.errors import DecompositionError
 
 from ._input import Labelled, Progress, tell
 from ._solve import Best, Settings, core_sizes, polish, solve
-from .align import factor_match
+from .align import factor_match, match_null
 from .compress import Compressed, compress, times
 from .diagnostics import Degeneracy, canonical, core_consistency, degeneracy, residual_error
 from .rank import RankSelection, select
@@ -21,6 +21,7 @@ from .results import CPFit
 
 _SPLIT_TOL = 1e-6
 _SPLIT_SWEEPS = 150
+_NULL_DRAWS = 40
 
 
 class Job:
@@ -102,6 +103,7 @@ class Job:
             )
         others = [k for k in range(len(self.shape)) if k != mode]
         table = np.zeros((n_splits, len(ranks)))
+        chance = np.zeros_like(table)
         for i in range(n_splits if not self.labelled.is_zero else 0):
             rng = np.random.default_rng([self.settings.seed, 0, i])
             order = rng.permutation(size)
@@ -109,15 +111,20 @@ class Job:
             if all(half is not None for half in halves):
                 left, right = (half._solve(ranks) for half in halves if half is not None)
                 for j, rank in enumerate(ranks):
-                    if rank in left and rank in right:
-                        a, b = ([f.T.cpu().numpy() for f in s[rank].factors] for s in (left, right))
-                        table[i, j] = factor_match(a, b, modes=others).min
+                    if rank not in left or rank not in right:
+                        continue
+                    a, b = ([f.T.cpu().numpy() for f in s[rank].factors] for s in (left, right))
+                    table[i, j] = factor_match(a, b, modes=others).min
+                    if self.settings.nonnegative:
+                        null = match_null(a, b, modes=others, n_draws=_NULL_DRAWS, seed=i)
+                        chance[i, j] = np.quantile(null.min, 0.95)
             tell(self.progress, "split", i + 1, n_splits)
         return select(
             ranks,
             np.array([f.error for f in fits.values()]),
             np.array([f.core_consistency for f in fits.values()]),
             table,
+            np.median(chance, axis=0) if self.settings.nonnegative else None,
             name,
         )
 

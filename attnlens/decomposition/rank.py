@@ -25,6 +25,9 @@ class RankSelection:
         float64 ``[rank]``: worst component's factor match between halves, median over the splits.
     per_split : ndarray
         float64 ``[split, rank]``: the same for each split.
+    chance : ndarray or None
+        float64 ``[rank]``, of non-negative fits: 95 % of fits with shuffled loadings match worse
+        than this (median over the splits). Non-negative components always match somewhat.
     chosen : int
         The largest rank whose `stability` exceeds 0.7; the smallest rank tried where none does.
     stable : bool
@@ -42,6 +45,7 @@ class RankSelection:
     core_consistency: np.ndarray
     stability: np.ndarray
     per_split: np.ndarray
+    chance: np.ndarray | None
     chosen: int
     stable: bool
     reason: str
@@ -54,6 +58,7 @@ def select(
     errors: np.ndarray,
     consistency: np.ndarray,
     per_split: np.ndarray,
+    chance: np.ndarray | None,
     split: str,
 ) -> RankSelection:
     """Choose the largest rank of which every component comes back in the other half.
@@ -64,49 +69,43 @@ def select(
     stability = np.median(per_split, axis=0)
     passing = [r for r, s in zip(ranks, stability, strict=True) if s > STABLE]
     count = len(per_split)
-    if not passing:
-        best = int(np.argmax(stability))
+    if passing:
+        chosen = max(passing)
+        at = list(ranks).index(chosen)
+        votes = 0
+        for row in per_split:
+            own = [r for r, s in zip(ranks, row, strict=True) if s > STABLE]
+            votes += bool(own) and max(own) == chosen
         reason = (
-            f"No rank is reproducible: at best (rank {ranks[best]}) the worst component matches "
-            f"its like in the other half of {split!r} with {stability[best]:.2f}; "
+            f"Rank {chosen} is the largest whose every component comes back in the other half of "
+            f"{split!r}: worst factor match {stability[at]:.2f} (above {STABLE} is asked)"
+        )
+        if at + 1 < len(ranks):
+            reason += f", against {stability[at + 1]:.2f} at rank {ranks[at + 1]}"
+        else:
+            reason += "; it is also the largest rank tried, so that more may be there"
+        if chance is not None:
+            reason += f"; by chance {chance[at]:.2f}"
+        reason += f". {votes} of {count} splits choose it alone."
+        confidence = votes / count
+    else:
+        chosen, confidence = ranks[0], 0.0
+        at = int(np.argmax(stability))
+        reason = (
+            f"No rank is reproducible: at best (rank {ranks[at]}) the worst component matches "
+            f"its like in the other half of {split!r} with {stability[at]:.2f}; "
             f"above {STABLE} is asked."
         )
-        return RankSelection(
-            tuple(ranks),
-            errors,
-            consistency,
-            stability,
-            per_split,
-            ranks[0],
-            False,
-            reason,
-            0.0,
-            split,
-        )
-    chosen = max(passing)
-    votes = 0
-    for row in per_split:
-        own = [r for r, s in zip(ranks, row, strict=True) if s > STABLE]
-        votes += bool(own) and max(own) == chosen
-    at = list(ranks).index(chosen)
-    reason = (
-        f"Rank {chosen} is the largest whose every component comes back in the other half of "
-        f"{split!r}: worst factor match {stability[at]:.2f} (above {STABLE} is asked)"
-    )
-    if at + 1 < len(ranks):
-        reason += f", against {stability[at + 1]:.2f} at rank {ranks[at + 1]}"
-    else:
-        reason += "; it is also the largest rank tried, so that more may be there"
-    reason += f". {votes} of {count} splits choose it alone."
     return RankSelection(
         tuple(ranks),
         errors,
         consistency,
         stability,
         per_split,
+        chance,
         chosen,
-        True,
+        bool(passing),
         reason,
-        votes / count,
+        confidence,
         split,
     )

@@ -215,6 +215,8 @@ class CPScan(Mapping[int, CPFit]):
         attrs: dict[str, Any] = {}
         if self.selection is not None:
             data["stability"] = ("rank", np.asarray(self.selection.stability))
+            if self.selection.chance is not None:
+                data["chance"] = ("rank", self.selection.chance)
             attrs = {
                 "chosen": self.selection.chosen,
                 "reason": self.selection.reason,

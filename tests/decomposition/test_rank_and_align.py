@@ -38,6 +38,17 @@ def test_nonnegative_rank():
     tensor = tensor * np.random.default_rng(0).uniform(0.8, 1.2, tensor.shape)
     scan = cp(tensor, range(2, 6), split="mode_1", nonnegative=True, n_restarts=4, n_splits=1)
     assert scan.selection.chosen == 3
+    chance = scan.selection.chance
+    assert 0 < chance[1] < scan.selection.stability[1]
+    assert "by chance" in scan.selection.reason
+    np.testing.assert_array_equal(scan.curves["chance"], chance)
+
+
+def test_an_exact_tensor_is_not_given_more_components_than_it_has():
+    tensor, _ = planted((12, 40, 16), 3)
+    scan = cp(tensor, "auto", max_rank=6, split=1, n_restarts=4, n_splits=1)
+    assert scan.selection.chosen == 3
+    assert cp(np.ones((4, 8, 5)), "auto", max_rank=3, n_splits=1).selection.chosen == 1
 
 
 def test_a_scan_without_a_split_selects_nothing():
