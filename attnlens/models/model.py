@@ -15,10 +15,11 @@ from torch import Tensor
 
 from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import CaptureError, MissingActivationError, UnsupportedModelError
-from attnlens.models import gauge
+from attnlens.models import gauge, lean
 from attnlens.models.facts import ModelFacts
 from attnlens.models.memory import memory_errors
 from attnlens.models.probe import (
+    TOLERANCE,
     Findings,
     Provider,
     capture_all,
@@ -69,6 +70,7 @@ class Model:
         self._takes_cache = _accepts(bridge, "use_cache")
         self._takes_attentions = _accepts(bridge, "output_attentions")
         self._found = self._probe()
+        self._lean_problem: tuple[str | None] | None = None
 
     def __repr__(self) -> str:
         f = self.facts
@@ -180,6 +182,45 @@ class Model:
     def available(self) -> frozenset[str]:
         """Return the activations that `record` gives, found by running the model."""
         return frozenset(self._found.providers)
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Run without any n x n tensor inside a with block.
+
+        Hooks fire as ever but for those of scores and patterns, which do not exist. Logits and
+        activations agree with an ordinary pass to rounding. See `attnlens.models.lean`.
+
+        Raises
+        ------
+        UnsupportedModelError
+            Where `lean_problem` gives a reason.
+        """
+        problem = self.lean_problem()
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"{self.facts.name!r} ({self.facts.architecture}) cannot run lean: {problem}"
+            )
+        return lean.lean(self.bridge, self.facts)
+
+    def lean_problem(self) -> str | None:
+        """Return why the model cannot run lean, for people; None if it can.
+
+        Found by running a few tokens both ways, at the first call.
+        """
+        watched = lean.watched(self.bridge)
+        if watched is not None:
+            return f"there are hooks on {watched}"
+        if self._lean_problem is None:
+            tokens = self._probe_tokens()
+            with user_hooks_off(self.bridge):
+                found = lean.find_problem(
+                    self.bridge,
+                    self.facts,
+                    lambda: self.forward(tokens),
+                    n=tokens.shape[1],
+                    tolerance=TOLERANCE.get(getattr(torch, self.facts.dtype), 1e-4),
+                )
+            self._lean_problem = (found,)
+        return self._lean_problem[0]
 
     def clear(self, layer: int) -> None:
         """Free the attention pattern that the bridge keeps of a layer."""
@@ -307,9 +348,12 @@ class Model:
             for handle in handles:
                 handle.remove()
 
-    def _probe(self) -> Findings:
+    def _probe_tokens(self) -> Tensor:
         config = getattr(self.bridge.original_model, "config", None)
-        tokens = probe_tokens(self.facts, getattr(config, "pad_token_id", None))
+        return probe_tokens(self.facts, getattr(config, "pad_token_id", None))
+
+    def _probe(self) -> Findings:
+        tokens = self._probe_tokens()
         with user_hooks_off(self.bridge):
             seen = capture_all(self.bridge, self.facts, lambda: self.forward(tokens))
         self.probe_logits = seen["logits"]

@@ -22,7 +22,7 @@ from attnlens.models.facts import ModelFacts
 from attnlens.models.weights import output_projection
 
 #: How far probabilities may be off, by dtype; float16 and bfloat16 round in every step.
-_TOLERANCE: Final = {
+TOLERANCE: Final = {
     torch.float64: 1e-6,
     torch.float32: 1e-4,
     torch.float16: 2e-2,
@@ -259,7 +259,7 @@ class _Judge:
         return [v.to(torch.float32) for v in found if v is not None]
 
     def tolerance(self) -> float:
-        return _TOLERANCE.get(getattr(torch, self.facts.dtype, torch.float32), 1e-4)
+        return TOLERANCE.get(getattr(torch, self.facts.dtype, torch.float32), 1e-4)
 
     def pattern(self) -> None:
         """Rows must be probabilities; whether later keys have any is seen here."""
