@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,21 @@ def model_card(
         Markdown.
     """
     text = _BUNDLED if source == TEXT_FILE else f"`{source.name}`, given by the user."
+    data = textwrap.fill(
+        f"Text: {text} Its last 5 % were not trained on. Beside the text, the model saw random "
+        f"tokens: stretches of {recipe.periods[0]} to {recipe.periods[1]} tokens, repeated to the "
+        "end of the row.",
+        100,
+        break_on_hyphens=False,
+    )
+    training = textwrap.fill(
+        f"`python -m attnlens.demo.train`, seed {recipe.seed}: {step} of {recipe.steps} steps, "
+        f"each of {recipe.text_rows} rows of text and {recipe.repeated_rows} repeated rows of "
+        f"128 tokens; AdamW, one cycle up to {recipe.learning_rate:g}; {seconds / 60:.1f} minutes "
+        "on a processor, without a GPU.",
+        100,
+        break_on_hyphens=False,
+    )
     heads = "\n".join(
         f"| {name} | {measures.best(name)[1]} | {measures.best(name)[0]:.3f} |"
         for name in measures.heads
@@ -62,17 +78,11 @@ command can be tried without a download; as a language model it is of no use.
 
 ## Data
 
-Text: {text}
-
-Beside the text, the model saw random tokens: stretches of {recipe.periods[0]} to
-{recipe.periods[1]} tokens, repeated to the end of the row. The last 5 % of the text were not
-trained on.
+{data}
 
 ## Training
 
-`python -m attnlens.demo.train`, seed {recipe.seed}: {step} of {recipe.steps} steps, each of
-{recipe.text_rows} rows of text and {recipe.repeated_rows} repeated rows; AdamW, one cycle up to
-{recipe.learning_rate:g}; {seconds / 60:.1f} minutes on a processor, without a GPU.
+{training}
 
 ## Losses
 

@@ -7,7 +7,8 @@
 A three-layer Llama with a byte-level byte-pair tokenizer learns two things at once: the text,
 and random stretches of tokens that repeat. The stretches can be predicted only by looking up
 what followed the same token before, and so they make the model grow previous-token and
-induction heads [1]_.
+induction heads [1]_. Both come at once, in a sharp change: with the default seed between steps
+700 and 800.
 
 One seed gives the same weights on one machine with one number of threads.
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -123,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     recipe = Recipe(steps=options.steps, seed=options.seed)
     text = options.text.read_text(encoding="utf-8")
