@@ -149,6 +149,8 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
@@ -240,8 +242,9 @@ class Analysis(ABC):
         Its one name: for selecting, listing and options; the same as its entry point's.
     requires : tuple of str
         What it reads: activations, statistics, ``"weights"``, ``"model"``, ``"analysis:NAME"``,
-        ``"twin"``, each optionally on another corpus (``"pattern@repeated-random"``). It may be
-        a property that looks at ``self.options``.
+        ``"twin"``, each optionally on another corpus (``"pattern@repeated-random"``). With ``?``
+        at the end it is taken where it can be had (``"q_rot?"``). It may be a property that looks
+        at ``self.options``.
     statistics : tuple of type
         Statistics of its own, each a :class:`attnlens.statistics.Statistic`.
     requires_api : int

@@ -29,11 +29,14 @@ class Need:
         The activation's, statistic's or analysis's name; the kind's own name otherwise.
     corpus : str or None
         Another corpus than the run's, as in ``"pattern@repeated-random"``.
+    optional : bool
+        Taken where it can be had, as in ``"q_rot?"``; the analysis asks ``"q_rot" in store``.
     """
 
     kind: Kind
     name: str
     corpus: str | None = None
+    optional: bool = False
 
     @classmethod
     def parse(cls, text: str, statistics: Collection[str] = ()) -> Need:
@@ -42,7 +45,8 @@ class Need:
         Parameters
         ----------
         text : str
-            For example ``"pattern"``, ``"pattern.entropy@repeated-random"``, ``"analysis:cp"``.
+            For example ``"pattern"``, ``"pattern.entropy@repeated-random"``, ``"q_rot?"``,
+            ``"analysis:cp"``.
         statistics : collection of str
             Names of the statistics that the analysis brings itself.
 
@@ -51,16 +55,17 @@ class Need:
         NeedError
             If nothing of that name exists; the message names the nearest.
         """
-        name, _, corpus = text.partition("@")
+        optional = text.endswith("?")
+        name, _, corpus = text.removesuffix("?").partition("@")
         if name in ("weights", "model", "twin"):
-            return cls(name, name, corpus or None)  # type: ignore[arg-type]
+            return cls(name, name, corpus or None, optional)  # type: ignore[arg-type]
         if name.startswith("analysis:"):
-            return cls("analysis", name.removeprefix("analysis:"), None)
+            return cls("analysis", name.removeprefix("analysis:"))
         if name in ACTIVATIONS:
-            return cls("activation", name, corpus or None)
+            return cls("activation", name, corpus or None, optional)
         known = BUILTIN_STATISTICS | set(statistics)
         if name in known:
-            return cls("statistic", name, corpus or None)
+            return cls("statistic", name, corpus or None, optional)
         choices = {*ACTIVATIONS, *known, "weights", "model", "twin", "analysis:NAME"}
         near = nearest(name, choices)
         raise NeedError(

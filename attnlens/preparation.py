@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,11 @@ class Preparation:
         return {s.name: s for one in self.selected for s in one.analysis.statistics}
 
     def plan(
-        self, facts: ModelFacts, tokenizer: Any, out: Path | None
+        self,
+        facts: ModelFacts,
+        tokenizer: Any,
+        out: Path | None,
+        available: Collection[str] | None = None,
     ) -> tuple[Plan, dict[str, Prompts]]:
         """Plan the pass over this model.
 
@@ -72,6 +76,8 @@ class Preparation:
         tokenizer : transformers.PreTrainedTokenizerBase or None
         out : pathlib.Path or None
             Where the store will lie.
+        available : collection of str, optional
+            Activations that the model gives; optional needs for others are dropped.
 
         Returns
         -------
@@ -79,7 +85,10 @@ class Preparation:
         prompts : dict from corpus name to Prompts
             The run's own corpus has the name ``""``.
         """
-        wanted, of_twins = requests([*(s.needs for s in self.selected), self._own_needs()])
+        needs = [*(s.needs for s in self.selected), self._own_needs()]
+        wanted, of_twins = requests(
+            [n for n in one if not _out_of_reach(n, available)] for one in needs
+        )
         count = number_of_twins(facts.n_params) if self.twins is None else self.twins
         prompts = self._prompts([*wanted, *of_twins], facts, tokenizer)
         plan = make_plan(
@@ -119,6 +128,13 @@ class Preparation:
                 )
                 prompts[name] = load_prompts(spec, tokenizer=tokenizer, facts=facts)
         return prompts
+
+
+def _out_of_reach(need: Need, available: Collection[str] | None) -> bool:
+    """Tell whether an optional need asks for what the model does not give."""
+    if not need.optional or available is None or need.kind not in ("activation", "statistic"):
+        return False
+    return need.name.partition(".")[0] not in available
 
 
 def corpus_of(value: Any, *, seed: int, **fields: Any) -> CorpusSpec | Prompts:

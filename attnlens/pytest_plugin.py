@@ -15,8 +15,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Describe the marker."""
     config.addinivalue_line(
         "markers",
-        "attnlens(analysis=..., expected_failures={}): run attnlens's checks on an analysis, through "
-        "the fixture attnlens_check; expected_failures maps a check's name to the reason.",
+        "attnlens(analysis=..., expected_failures={}): run attnlens's checks on an analysis, "
+        "through the fixture attnlens_check; expected_failures maps a check's name to the reason.",
     )
 
 
@@ -29,7 +29,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers("attnlens"))
     if not marks:
         raise pytest.UsageError(
-            f"{metafunc.function.__name__} uses attnlens_check without @pytest.mark.attnlens(analysis=...)"
+            f"{metafunc.function.__name__} uses attnlens_check without "
+            "@pytest.mark.attnlens(analysis=...)"
         )
     cases = []
     for mark in marks:

@@ -159,7 +159,7 @@ def run(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
-    plan, prompts = prepared.plan(live.facts, live.tokenizer, folder / STORE)
+    plan, prompts = prepared.plan(live.facts, live.tokenizer, folder / STORE, live.available())
     if on_plan is not None:
         on_plan(plan)
     plan.check()
@@ -234,7 +234,7 @@ def capture_needs(
     prepare(out.parent, resume=True)
     with progress.stage("loading the model"):
         live = load_model(model, **loading)
-    plan, prompts = prepared.plan(live.facts, live.tokenizer, out)
+    plan, prompts = prepared.plan(live.facts, live.tokenizer, out, live.available())
     on_plan(plan)
     plan.check()
     for note in (*live.notes, *prompts[MAIN].notes):

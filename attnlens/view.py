@@ -162,6 +162,11 @@ class View:
         return int(self._store.manifest.seed)
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the weights were declared and are there."""
+        return self._has("weights") and self._store.has_weights
+
+    @property
     def weights(self) -> xr.Dataset:
         """The model's weights by their TransformerLens names."""
         if not self._has("weights"):
@@ -187,7 +192,10 @@ class View:
 
     @property
     def twins(self) -> list[View]:
-        """The same needs, met on models of the same configuration with fresh random weights."""
+        """The same needs, met on models of the same configuration with fresh random weights.
+
+        None where the run was asked to make none; then nothing can be judged by chance.
+        """
         if not self._has("twin"):
             raise self._refuse("the twins", "twin")
         return [
@@ -213,11 +221,8 @@ def missing(store: Store, needs: Iterable[Need]) -> list[str]:
     """List what `needs` asks for and `store` cannot give, in the words of ``requires``."""
     lacking = []
     for need in needs:
-        if need.kind in ("model", "analysis"):
-            continue
-        if need.kind == "twin":
-            if not store.twins:
-                lacking.append("twin")
+        # Twins may be none: --twins 0 asks for that, and then nothing is judged by them.
+        if need.optional or need.kind in ("model", "analysis", "twin"):
             continue
         try:
             place = store.corpus(need.corpus) if need.corpus else store

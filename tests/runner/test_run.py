@@ -85,8 +85,8 @@ def test_the_printed_plugin_runs_from_model_to_report(install, gpt2, tokens, tmp
         gpt2, ["lookback"], corpus=tokens, out=tmp_path / "run", twins=0, command=["attnlens", "x"]
     )
     # The mean distance, computed here from Hugging Face's own patterns.
-    from transformers import GPT2LMHeadModel
     import torch
+    from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(gpt2, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -226,11 +226,12 @@ def test_a_store_is_analysed_later_and_lacks_are_named(gpt2, tokens, tmp_path) -
 
     class NeedsMore(Entropy):
         name = "more"
-        requires = ("z", "pattern@repeated-random", "twin")
+        requires = ("z", "pattern@repeated-random", "q_rot?")
 
     run = attnlens.analyze(tmp_path / "s.attn", [NeedsMore], out=tmp_path / "r2")
-    for lacking in ("z", "pattern@repeated-random", "twin"):
+    for lacking in ("z", "pattern@repeated-random"):
         assert lacking in run.errors["more"]
+    assert "q_rot" not in run.errors["more"]
 
 
 def test_a_live_model_is_asked_for_by_name(gpt2, tokens, tmp_path) -> None:
@@ -263,6 +264,26 @@ def test_twins_meet_the_same_needs(gpt2, tokens, tmp_path) -> None:
     twins = run["twinned"]["twins"]
     assert twins.sizes["twin"] == 2
     assert not np.allclose(twins[0], twins[1])
+
+
+def test_optional_needs_are_met_where_they_can_be(gpt2, tokens, tmp_path) -> None:
+    class Optional(attnlens.Analysis):
+        """Takes what there is."""
+
+        name = "optional"
+        requires = ("pattern.entropy", "v?", "twin")
+
+        def compute(self, store) -> xr.Dataset:
+            return xr.Dataset({"v": int("v" in store), "twins": len(store.twins)})
+
+    run = attnlens.run(gpt2, [Optional], corpus=tokens, out=tmp_path / "r", twins=0)
+    assert not run.errors
+    assert (int(run["optional"]["v"]), int(run["optional"]["twins"])) == (1, 0)
+    attnlens.capture(
+        gpt2, tokens, activations=[], statistics=["pattern.entropy"], out=tmp_path / "s.attn"
+    )
+    later = attnlens.analyze(tmp_path / "s.attn", [Optional], out=tmp_path / "r2")
+    assert int(later["optional"]["v"]) == 0
 
 
 def test_folders_that_hold_something_else_are_left_alone(gpt2, tokens, tmp_path) -> None:

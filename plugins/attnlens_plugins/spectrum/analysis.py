@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,97 +11,126 @@ import xarray as xr
 from pydantic import Field
 
 import attnlens
-from attnlens_plugins.spectrum.measures import causal_uniform, energy, rank_at, summarize
+from attnlens_plugins.spectrum import gather
+from attnlens_plugins.spectrum.claims import MEASURES, WEIGHTS, judge_all
+from attnlens_plugins.spectrum.measures import causal_uniform, grid
 
-#: Measures over [layer, head], with their unit and the spread below which nothing is claimed.
-MEASURES: dict[str, tuple[str, float]] = {
-    "entropy": ("Row entropy (nats)", 0.05),
-    "entropy_share": ("Entropy, as a share of the possible", 0.02),
-    "effective_rank": ("Effective rank (of sigma)", 1.0),
-    "stable_rank": ("Stable rank (of sigma squared)", 0.1),
-    "sink": ("Attention on the first token", 0.03),
-}
+_CURVES = ("energy_sigma", "energy_sigma2")
+_PER_LAYER = ("mean_residual", "rank_one_residual")
 
 
 class Spectrum(attnlens.Analysis):
-    """Singular values, ranks, entropies and sinks of every head's attention pattern.
+    """Singular values, ranks, entropies and sinks of every head's attention.
 
     Attention over n tokens is an n x n matrix with rows that sum to one. Its singular values tell
     how many independent mixtures of tokens the head writes; its row entropy, how many keys a query
-    reads. Both are averaged over prompts and set beside the same numbers of twins (the same
-    architecture with fresh random weights on the same tokens) and of attention that spreads evenly
-    over the visible keys, which is causal-uniform attention. A low rank is no finding in itself:
-    causal-uniform attention over 512 tokens already has nine tenths of its energy in a quarter of
-    its singular values.
+    reads. All is averaged over prompts (the spread over prompts is in the result) and set beside
+    the same numbers of twins (the same architecture with fresh random weights on the same tokens)
+    and of attention that spreads evenly over the visible keys, which is causal-uniform attention.
+    A low rank is no finding in itself: causal-uniform attention over 512 tokens already has nine
+    tenths of its sigma in a quarter of its singular values.
 
-    "Effective rank" is exp of the entropy of the normalised singular values (Roy and Vetterli
-    2007) and speaks of sigma; "stable rank" is the squared Frobenius norm over the squared largest
-    singular value and speaks of sigma squared. "Sink" is the mean weight that queries other than
-    the first give to the first token.
+    What is measured of each head: Shannon and Renyi-2 entropy of the rows; effective rank (exp of
+    the entropy of the normalised singular values, Roy and Vetterli 2007: it speaks of sigma);
+    stable rank (squared Frobenius norm over the squared largest singular value: it speaks of sigma
+    squared); spectral gap; energy in the first k singular values; the exponent of a power-law tail
+    of the eigenvalues of A^T A with the Kolmogorov-Smirnov distance of the fit (Clauset et al.
+    2009); the weight on the first token (sink) and that column's share in the spectrum; the
+    effective rank of the scores before mask and softmax, which have at most d_head dimensions. Of
+    each layer: how far the tokens' vectors are from rank one (Dong et al. 2021). Of the weights:
+    the same ranks of W_Q W_K^T and W_V W_O, which no change of a head's basis changes.
+
+    Beyond 512 tokens nothing n x n is decomposed: leading singular values come from a block Krylov
+    method, sums over the whole spectrum from stochastic Lanczos quadrature, with their error bars.
     """
 
     name = "spectrum"
-    requires = ("pattern", "twin")
+    permutes_heads = True
 
     class Options(attnlens.Options):
         """Options of ``spectrum``."""
 
-        prompts: int = Field(
-            8, ge=1, description="Compute spectra and entropies on at most so many prompts."
+        of: Literal["all", "activations", "weights"] = Field(
+            "all",
+            description="What to look at. With `weights` no prompts matter.",
         )
-        share: float = Field(
-            0.9, gt=0, lt=1, description="Share of the energy for which components are counted."
+        prompts: int = Field(
+            8, ge=1, description="Measure spectra and entropies on at most so many prompts."
+        )
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What it reads, by its option `of`."""
+        activations = ("pattern", "q_rot?", "k_rot?", "resid_pre?")
+        of = self.options.of
+        return (
+            *(activations if of != "weights" else ()),
+            *(("weights?",) if of == "all" else ("weights",) if of == "weights" else ()),
+            "twin",
         )
 
     def compute(self, store: Any) -> xr.Dataset:
         """Measure every head of the model and of its twins."""
-        own = summarize(store, self.options.prompts)
+        parts = []
+        if self.options.of != "weights":
+            parts.append(self._activations(store))
+        if self.options.of == "weights" or (self.options.of == "all" and store.has_weights):
+            parts.append(self._with_twins(store, gather.weights, WEIGHTS))
+        return xr.merge(parts, join="outer", compat="override", combine_attrs="override")
+
+    def _activations(self, store: Any) -> xr.Dataset:
+        own = gather.activations(store, self.options.prompts)
+        twins = [gather.activations(twin, self.options.prompts) for twin in store.twins]
         lengths = store.lengths.values
         n = int(np.median(lengths))
-        result = xr.Dataset(attrs={"length": n, "share": self.options.share})
+        reference = causal_uniform(n)
+        result = xr.Dataset(attrs={"length": n})
         result["singular_values"] = own["sigma"].mean("prompt")
-        for power, name in ((1, "energy_sigma"), (2, "energy_sigma2")):
-            curve = xr.apply_ufunc(
-                lambda s, p=power: energy(np.nan_to_num(s), p),
-                own["sigma"],
-                input_core_dims=[["component"]],
-                output_core_dims=[["component"]],
-            )
-            result[name] = curve.mean("prompt")
-            result[f"rank_{name.removeprefix('energy_')}"] = xr.apply_ufunc(
-                lambda s, p=power: rank_at(np.nan_to_num(s), self.options.share, p),
-                own["sigma"],
-                input_core_dims=[["component"]],
-            ).mean("prompt")
-        for name in MEASURES:
+        for name in (*_CURVES, "tail", "tail_distance", "effective_rank_error"):
+            average = own[name].mean("prompt")
+            if bool(np.isfinite(average).any()):
+                result[name] = average
+        measured = [n for n in (*MEASURES, *_PER_LAYER) if n in own]
+        for name in measured:
             result[name] = own[name].mean("prompt")
             result[f"{name}_std"] = own[name].std("prompt")
-        twins = [summarize(twin, self.options.prompts) for twin in store.twins]
+            if name in reference:
+                result[name].attrs["causal_uniform"] = reference[name]
         if twins:
             dim = pd.Index(range(len(twins)), name="twin")
-            for name in MEASURES:
+            for name in measured:
                 result[f"{name}_twin"] = xr.concat([t[name].mean("prompt") for t in twins], dim)
-            curves = [
-                energy(np.nan_to_num(t["sigma"].transpose("layer", ...).values), 1).mean((1, 2))
-                for t in twins
-            ]
-            result["energy_sigma_twin"] = (("twin", "layer", "component"), np.stack(curves))
-        reference = causal_uniform(n)
-        for name in MEASURES:
-            result[name].attrs["causal_uniform"] = reference[name]
+            curves = [t["energy_sigma"].mean(["prompt", "head"]) for t in twins]
+            result["energy_sigma_twin"] = xr.concat(curves, dim)
+        ks = grid(min(n, 1024))
+        result["uniform_energy"] = (("uniform_k",), reference["curve"][np.array(ks) - 1])
+        return result.assign_coords(uniform_k=[k * n // min(n, 1024) for k in ks])
+
+    def _with_twins(
+        self, store: Any, measure: Callable[[Any], xr.Dataset], names: dict[str, Any]
+    ) -> xr.Dataset:
+        result = measure(store)
+        twins = [measure(twin) for twin in store.twins]
+        if twins:
+            dim = pd.Index(range(len(twins)), name="twin")
+            for name in names:
+                result[f"{name}_twin"] = xr.concat([t[name] for t in twins], dim)
         return result
 
-    # -- figures ------------------------------------------------------------------------------
+    # -- figures --------------------------------------------------------------------------------
 
     def _grid(self, result: xr.Dataset, figure: Any, name: str, title: str) -> str:
-        label, _ = MEASURES[name]
-        twin = result.get(f"{name}_twin")
-        attnlens.figures.head_grid(figure, result[name], title=title, label=label, null=twin)
+        label, _ = (MEASURES | WEIGHTS)[name]
+        self._have(result, name)
+        attnlens.figures.head_grid(
+            figure, result[name], title=title, label=label, null=result.get(f"{name}_twin")
+        )
         low, high = result[name].min().item(), result[name].max().item()
         return f"{title}: a grid of layers by heads; values from {low:.3g} to {high:.3g}."
 
     def _depth(self, result: xr.Dataset, figure: Any, name: str, title: str) -> str:
         label, _ = MEASURES[name]
+        self._have(result, name)
         attnlens.figures.depth_plot(
             figure,
             result[name],
@@ -112,6 +141,11 @@ class Spectrum(attnlens.Analysis):
         )
         medians = ", ".join(f"{v:.3g}" for v in result[name].median("head").values)
         return f"{title}: medians by layer are {medians}."
+
+    @staticmethod
+    def _have(result: xr.Dataset, name: str) -> None:
+        if name not in result:
+            raise attnlens.Skip("it was not asked for (option `of`)")
 
     @attnlens.figure("Effective rank of each head's attention")
     def effective_rank_grid(self, result: xr.Dataset, figure: Any) -> str:
@@ -141,126 +175,78 @@ class Spectrum(attnlens.Analysis):
     @attnlens.figure("How fast the singular values' energy is used up")
     def energy_curves(self, result: xr.Dataset, figure: Any) -> str:
         """Draw each head's cumulative energy."""
-        ranks = result["effective_rank"]
-        lowest = np.unravel_index(np.nanargmin(ranks.values), ranks.shape)
-        highest = np.unravel_index(np.nanargmax(ranks.values), ranks.shape)
+        self._have(result, "energy_sigma")
+        ranks = result["effective_rank"].transpose("layer", "head")
         layers, heads = ranks["layer"].values, ranks["head"].values
-        named = {
-            f"{layers[i]}.{heads[j]}": (int(layers[i]), int(heads[j])) for i, j in (lowest, highest)
-        }
+        named = {}
+        for place in (np.nanargmin(ranks.values), np.nanargmax(ranks.values)):
+            i, j = np.unravel_index(place, ranks.shape)
+            named[f"{layers[i]}.{heads[j]}"] = (int(layers[i]), int(heads[j]))
+        ks = result["k"].values
         twin = result.get("energy_sigma_twin")
+        uniform = np.interp(ks, result["uniform_k"].values, result["uniform_energy"].values)
         attnlens.figures.curves(
             figure,
-            result["energy_sigma"],
+            result["energy_sigma"].transpose("layer", "head", "k"),
+            x=ks,
             title="Share of the nuclear norm in the first singular values",
             label="Cumulative share of sigma",
             xlabel="Number of singular values",
             highlight=named,
-            lines={"causal-uniform": _uniform_energy(result.sizes["component"])},
-            null=None if twin is None else twin.values.reshape(-1, twin.sizes["component"]),
+            lines={"causal-uniform": uniform},
+            null=None if twin is None else twin.transpose(..., "k").values.reshape(-1, len(ks)),
             xlog=True,
             ylim=(0, 1.02),
         )
         return (
-            "Cumulative share of the singular values' sum for every head; the flattest spectrum is "
-            f"head {list(named)[-1]}, the steepest head {next(iter(named))}."
+            "Cumulative share of the singular values' sum for every head; the steepest is head "
+            f"{next(iter(named))}, the flattest head {list(named)[-1]}."
         )
 
-    # -- tables and findings --------------------------------------------------------------------
+    @attnlens.figure("How many dimensions the scores use")
+    def score_rank_grid(self, result: xr.Dataset, figure: Any) -> str:
+        """Draw the scores' effective rank on the head grid."""
+        return self._grid(result, figure, "score_rank", "Effective rank of the scores")
+
+    @attnlens.figure("How far the tokens' vectors are from rank one, with depth")
+    def collapse_depth(self, result: xr.Dataset, figure: Any) -> str:
+        """Draw the residual to the nearest rank-one matrix by layer."""
+        self._have(result, "rank_one_residual")
+        residual = result["rank_one_residual"]
+        twin = result.get("rank_one_residual_twin")
+        attnlens.figures.curves(
+            figure,
+            residual.values[None],
+            x=residual["layer"].values,
+            title="Distance of the residual stream from rank one",
+            label="Share of the norm outside rank one",
+            xlabel="Layer",
+            highlight={"this model": 0},
+            null=None if twin is None else twin.transpose("twin", "layer").values,
+            ylim=(0, 1.02),
+        )
+        shown = ", ".join(f"{v:.2f}" for v in residual.values)
+        return f"Distance of the tokens' vectors from rank one, layer by layer: {shown}."
+
+    @attnlens.figure("Effective rank of the weights W_Q W_K^T")
+    def qk_grid(self, result: xr.Dataset, figure: Any) -> str:
+        """Draw the effective rank of W_Q W_K^T on the head grid."""
+        return self._grid(result, figure, "qk_effective_rank", "Effective rank of W_Q W_K^T")
+
+    @attnlens.figure("Effective rank of the weights W_V W_O")
+    def ov_grid(self, result: xr.Dataset, figure: Any) -> str:
+        """Draw the effective rank of W_V W_O on the head grid."""
+        return self._grid(result, figure, "ov_effective_rank", "Effective rank of W_V W_O")
+
+    # -- tables and findings ----------------------------------------------------------------------
 
     @attnlens.table("Every head in numbers")
     def heads(self, result: xr.Dataset) -> pd.DataFrame:
         """List the measures of every head."""
-        names = [*MEASURES, "rank_sigma", "rank_sigma2"]
+        names = [n for n in (*MEASURES, "tail", "tail_distance", *WEIGHTS) if n in result]
         frame = result[names].to_dataframe().reset_index()
-        share = f"{result.attrs['share']:.0%}"
-        return (
-            frame[["layer", "head", *names]]
-            .rename(
-                columns={
-                    "rank_sigma": f"components for {share} of sigma",
-                    "rank_sigma2": f"components for {share} of sigma^2",
-                }
-            )
-            .round(4)
-        )
+        return frame[["layer", "head", *names]].round(4)
 
     def findings(self, result: xr.Dataset) -> Iterator[attnlens.Finding]:
         """Name the heads that lie outside what chance would have, for each measure."""
-        for claim, name, side, minimum, phrase in _CLAIMS:
-            yield _judge(result, claim, name, side, minimum, phrase)
-
-
-#: claim, measure, side of the twins' bounds, absolute minimum or None, what is said of the heads
-_CLAIMS = (
-    ("sink-heads", "sink", "above", 0.3, "put {0:.0%} to {1:.0%} of their attention on the first "
-     "token"),
-    ("focused-heads", "entropy_share", "below", None, "are far more focused than chance: {0:.0%} "
-     "to {1:.0%} of the possible entropy"),
-    ("low-rank-heads", "effective_rank", "below", None, "have a low effective rank (of sigma): "
-     "{0:.1f} to {1:.1f}"),
-    ("high-rank-heads", "effective_rank", "above", None, "have a high effective rank (of sigma): "
-     "{0:.1f} to {1:.1f}"),
-)  # fmt: skip
-
-
-def _judge(
-    result: xr.Dataset, claim: str, name: str, side: str, minimum: float | None, phrase: str
-) -> attnlens.Finding:
-    label, floor = MEASURES[name]
-    values = result[name].transpose("layer", "head")
-    if f"{name}_twin" not in result:
-        return attnlens.Finding(
-            claim=claim, holds=False, text=f"{label} was not judged: there are no twins."
-        )
-    twins = result[f"{name}_twin"]
-    bounds = attnlens.nulls.twin_range(list(twins), floor=floor)
-    judge = attnlens.nulls.above if side == "above" else attnlens.nulls.below
-    beyond = judge(values, bounds)
-    if minimum is not None:
-        beyond = beyond & (values > minimum)
-    heads = _names(beyond)
-    null = {
-        "twins": twins.sizes["twin"],
-        "lowest": twins.min().item(),
-        "highest": twins.max().item(),
-        "causal_uniform": values.attrs["causal_uniform"],
-    }
-    total = values.size
-    if not heads:
-        return attnlens.Finding(
-            claim=claim,
-            holds=False,
-            text=f"{label}: none of {total} heads lies clearly {side} the twins.",
-            evidence={"heads": [], "lowest": values.min().item(), "highest": values.max().item()},
-            null=null,
-        )
-    found = values.where(beyond)
-    span = phrase.format(found.min().item(), found.max().item())
-    between = f"twins: {null['lowest']:.3g} to {null['highest']:.3g}"
-    return attnlens.Finding(
-        claim=claim,
-        holds=True,
-        text=f"{len(heads)} of {total} heads {span} ({between}): {_some(heads)}.",
-        evidence={
-            "heads": heads,
-            "values": dict(zip(heads, values.values[beyond.values].round(4), strict=True)),
-        },
-        null=null,
-    )
-
-
-def _names(chosen: xr.DataArray) -> list[str]:
-    """Return the chosen heads as ``layer.head``."""
-    layers, heads = chosen["layer"].values, chosen["head"].values
-    return [f"{layers[i]}.{heads[j]}" for i, j in np.argwhere(chosen.values)]
-
-
-def _some(heads: list[str], most: int = 12) -> str:
-    shown = ", ".join(heads[:most])
-    return shown if len(heads) <= most else f"{shown} and {len(heads) - most} more"
-
-
-def _uniform_energy(n: int) -> Any:
-    matrix = np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
-    return energy(np.linalg.svd(matrix, compute_uv=False), 1)
+        yield from judge_all(result)
