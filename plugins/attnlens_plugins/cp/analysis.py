@@ -10,8 +10,16 @@ import pandas as pd
 import xarray as xr
 
 import attnlens
-from attnlens_plugins.cp import building, claims, clusters, drawing, fitting, heads, results
-from attnlens_plugins.cp import tables
+from attnlens_plugins.cp import (
+    building,
+    claims,
+    clusters,
+    drawing,
+    fitting,
+    heads,
+    results,
+    tables,
+)
 from attnlens_plugins.cp.options import MAX_RANK, CPOptions
 
 
@@ -53,7 +61,7 @@ class CP(attnlens.Analysis):
         tensor = building.build(store, options, sample, max_rank=most, seed=seed)
         ranks = options.ranks(len(tensor.layer) if options.layers != "each" else _widest(tensor))
         parts = _parts(tensor, options)
-        how = {
+        how: dict[str, Any] = {
             "seed": seed,
             "nonnegative": options.constrained,
             "joint": options.layers == "joint",
@@ -89,6 +97,7 @@ class CP(attnlens.Analysis):
             twins.append(self._of_twin(twin, like, choice.rank, how, causal))
         if twins:
             result = result.merge(xr.concat(twins, "twin"))
+        result["cluster"] = claims.cluster_labels(result)
         result = result.assign_coords(component=np.arange(1, choice.rank + 1))
         notes = list(dict.fromkeys(n for f in fits for n in f.notes))
         return result.assign_attrs(
@@ -104,6 +113,7 @@ class CP(attnlens.Analysis):
             degenerate=int(any(f.degenerate for f in fits)),
             converged=int(all(f.converged for f in fits)),
             n_groups=groups.count,
+            n_clusters=int(result["cluster"].max()) + 1,
             n_tokens=0 if sample is None else len(sample.text),
             tokens_left_out=0 if sample is None else sample.left_out,
             notes=[*building.warnings_for(options), *notes],
@@ -120,7 +130,7 @@ class CP(attnlens.Analysis):
             [
                 results.per_head(tensor, fits)[["explained"]],
                 results.redundancy(tensor),
-                results.grouping(tensor, groups)[["silhouette"]],
+                results.grouping(tensor, groups)[["group", "silhouette", "cohesion"]],
                 heads.type_scores(twin, causal=causal),
             ]
         )

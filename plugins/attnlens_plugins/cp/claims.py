@@ -9,7 +9,6 @@ import numpy as np
 import xarray as xr
 
 import attnlens
-from attnlens_plugins.cp.clusters import REASONABLE
 from attnlens_plugins.cp.heads import ENERGY
 
 #: Families of heads, all tested at once on every run.
@@ -32,13 +31,13 @@ _TYPES: dict[str, tuple[str, float, float, str]] = {
     ),
 }  # fmt: skip
 #: Spread of a head's rebuild error below which nothing is claimed, and the most that is redundant.
-_REBUILD_FLOOR, _REBUILD_MOST = 0.03, 0.8
-#: Spread of a head's explained share below which a difference means nothing.
-_EXPLAINED_FLOOR = 0.02
-#: The best silhouette is one number for each twin, and three of them say little about its spread.
-#: Among models with random weights (tests, 2 x 4 to 12 x 12 heads) its standard deviation stays
-#: under this floor; with it, a claim needs about five such deviations.
-_QUALITY_FLOOR, _QUALITY_ALPHA = 0.1, 0.05
+_REBUILD_FLOOR, _REBUILD_MOST = 0.03, 0.5
+#: Spread of a head's cohesion below which a difference means nothing, and the least that counts.
+_COHESION_FLOOR, _COHESION_LEAST = 0.03, 0.2
+#: The share of the energy that a fit explains is one number for each twin, and three of them say
+#: little about its spread. Among random models of 2 x 4 to 12 x 12 heads its standard deviation
+#: is about 0.02; with this floor a claim needs about 0.3.
+_SHARE_FLOOR, _SHARE_ALPHA = 0.06, 0.05
 
 
 def findings(result: xr.Dataset) -> Iterator[attnlens.Finding]:
@@ -64,37 +63,40 @@ def typed_heads(result: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def has_clusters(result: xr.Dataset) -> bool:
-    """Tell whether the best partition of heads is more than a cut through a cloud."""
-    quality = _quality(result)
-    if not quality > REASONABLE:
-        return False
-    bounds = quality_bounds(result)
-    return bounds is None or quality > bounds[1]
+def cluster_labels(result: xr.Dataset) -> xr.DataArray:
+    """Give the groups of heads that are clusters a number from 0, all other heads -1.
 
-
-def quality_bounds(result: xr.Dataset) -> tuple[float, float] | None:
-    """Return between which bounds chance keeps the best silhouette; None without twins."""
-    if "quality_twin" not in result:
-        return None
-    known = result["quality_twin"].dropna("twin")
-    if not known.size:  # no twin has as much as one partition
-        return (0.0, REASONABLE)
-    bounds = attnlens.nulls.twin_range(
-        list(known), floor=_QUALITY_FLOOR, over=(), alpha=_QUALITY_ALPHA
-    )
-    return float(bounds["low"]), float(bounds["high"])
-
-
-def _quality(result: xr.Dataset) -> float:
-    values = result["group_quality"]
-    return float(values.max()) if values.size else float("nan")
+    A group of two or more heads is a cluster when at least half of them are far more like their
+    group, in all that they write, than heads of the twins are like theirs (without twins: when
+    their cohesion is above a half).
+    """
+    label, values = result["group"], result["cohesion"]
+    if "cohesion_twin" in result:
+        beyond = _beyond(result, "cohesion", _COHESION_FLOOR, _COHESION_LEAST)
+    else:
+        beyond = values > 0.5
+    found = np.full(label.shape, -1)
+    if beyond is None or result.attrs.get("degenerate"):
+        return label.copy(data=found)
+    flags = beyond.transpose(*label.dims).values
+    number = 0
+    for kind in range(int(label.max()) + 1):
+        members = label.values == kind
+        if members.sum() >= 2 and flags[members].mean() >= 0.5:
+            found[members] = number
+            number += 1
+    return label.copy(data=found)
 
 
 def _beyond(result: xr.Dataset, measure: str, floor: float, least: float) -> Any:
     if f"{measure}_twin" not in result:
         return None
-    bounds = attnlens.nulls.twin_range(list(result[f"{measure}_twin"]), floor=floor, alpha=ALPHA)
+    twins = result[f"{measure}_twin"]
+    if not twins.notnull().any():
+        return None
+    bounds = attnlens.nulls.twin_range(list(twins), floor=floor, alpha=ALPHA)
+    # A layer in which no twin has a value has no bounds: any layer's will do.
+    bounds = bounds.fillna(bounds.max())
     return attnlens.nulls.above(result[measure], bounds) & (result[measure] > least)
 
 
@@ -142,7 +144,7 @@ def _type(result: xr.Dataset, claim: str) -> attnlens.Finding:
     }
     cells = _cells(beyond)
     if not cells:
-        where = np.unravel_index(int(values.fillna(-1).argmax()), values.shape)
+        where = np.unravel_index(int(np.nanargmax(values.values)), values.shape)
         name = f"{values['layer'].values[where[0]]}.{values['head'].values[where[1]]}"
         return attnlens.Finding(
             claim=claim,
@@ -204,8 +206,7 @@ def _redundant(result: xr.Dataset) -> attnlens.Finding:
 
 def _clusters(result: xr.Dataset) -> attnlens.Finding:
     claim = "head-clusters"
-    quality, count = _quality(result), int(result.attrs["n_groups"])
-    if not np.isfinite(quality):
+    if not result["group_quality"].size:
         why = (
             "one component cannot tell groups apart"
             if result.attrs["rank"] < 2
@@ -214,40 +215,46 @@ def _clusters(result: xr.Dataset) -> attnlens.Finding:
         return attnlens.Finding(
             claim=claim, holds=False, text=f"No clusters of heads: {why}.", evidence={"clusters": 0}
         )
-    bounds = quality_bounds(result)
-    if bounds is None:
+    if "cohesion_twin" not in result:
         return _unjudged(claim, "Clusters of heads were", "there are no twins")
-    twins = result["quality_twin"].values
-    null = {"silhouette": twins.tolist(), "bound": bounds[1]}
-    holds = has_clusters(result) and not result.attrs["degenerate"]
-    sizes = np.bincount(result["group"].values[result["group"].values >= 0]).tolist()
-    evidence = {"clusters": count if holds else 0, "sizes": sizes, "silhouette": quality}
-    seen = (
-        f"{np.nanmin(twins):.2f} to {np.nanmax(twins):.2f}" if np.isfinite(twins).any() else "none"
-    )
-    if holds:
-        return attnlens.Finding(
-            claim=claim,
-            holds=True,
-            text=f"Heads fall into {count} clusters by their loadings (sizes "
-            f"{', '.join(map(str, sizes))}): mean silhouette {quality:.2f}, twins {seen}.",
-            evidence=evidence,
-            null=null,
+    values, twins = result["cohesion"], result["cohesion_twin"]
+    quality = float(result["group_quality"].max())
+    null = {
+        "silhouette": result["quality_twin"].values.tolist(),
+        "highest_cohesion": twins.max().item(),
+    }
+    count = int(result["cluster"].max()) + 1
+    members = [_names(_cells(result["cluster"] == c)) for c in range(count)]
+    evidence = {
+        "clusters": count,
+        "heads": members,
+        "groups": int(result.attrs["n_groups"]),
+        "silhouette": quality,
+        "cohesion": values.max().item(),
+    }
+    if result.attrs["degenerate"]:
+        text = "Heads were not judged for clusters: the components cancel each other (degenerate)."
+    elif count:
+        inside = values.where(result["cluster"] >= 0).mean().item()
+        text = (
+            f"{count} cluster{'s' if count > 1 else ''} of heads by their loadings: "
+            f"{'; '.join(_listed(m) for m in members[:6])}. What they write is more alike inside "
+            f"than outside by a mean cosine of {inside:.2f} (twins at most "
+            f"{null['highest_cohesion']:.2f}); mean silhouette {quality:.2f}."
         )
-    return attnlens.Finding(
-        claim=claim,
-        holds=False,
-        text=f"No clusters of heads: the best partition ({count} groups) has a mean silhouette of "
-        f"{quality:.2f}; twins {seen}, and above {max(bounds[1], REASONABLE):.2f} is asked.",
-        evidence=evidence,
-        null=null,
-    )
+    else:
+        text = (
+            f"No clusters of heads: in the best partition by loadings ({evidence['groups']} groups,"
+            f" mean silhouette {quality:.2f}) what heads write is no more alike than in the twins' "
+            f"(cohesion at most {values.max().item():.2f}, twins {null['highest_cohesion']:.2f})."
+        )
+    return attnlens.Finding(claim=claim, holds=count > 0, text=text, evidence=evidence, null=null)
 
 
 def _rank(result: xr.Dataset) -> attnlens.Finding:
     claim, attrs = "rank", result.attrs
     explained = 1.0 - float(attrs["error"]) ** 2
-    evidence = {
+    evidence: dict[str, Any] = {
         "rank": int(attrs["rank"]),
         "explained": explained,
         "stable": bool(attrs["stable"]),
@@ -260,22 +267,21 @@ def _rank(result: xr.Dataset) -> attnlens.Finding:
         return attnlens.Finding(
             claim=claim, holds=False, text=f"{text}; there are no twins.", evidence=evidence
         )
-    twins = result["explained_twin"]
-    bounds = attnlens.nulls.twin_range(list(twins), floor=_EXPLAINED_FLOOR, alpha=ALPHA)
-    values = result["explained"]
-    beyond = attnlens.nulls.above(values, bounds) | attnlens.nulls.below(values, bounds)
-    of_twins = [1.0 - float(e) ** 2 for e in result["error_twin"].values]
-    cells = _cells(beyond)
-    evidence["heads"] = _names(cells)
-    holds = bool(
-        attrs["stable"] and cells and attrs["confidence"] > 0.5 and not attrs["degenerate"]
+    of_twins = xr.DataArray(1.0 - result["error_twin"].values ** 2, dims="twin")
+    bounds = attnlens.nulls.twin_range(
+        list(of_twins), floor=_SHARE_FLOOR, over=(), alpha=_SHARE_ALPHA
     )
-    text += f" (twins {_span(of_twins)} at this rank)"
-    text += (
-        f", and {len(cells)} of {values.size} heads far more or less than chance."
-        if cells
-        else "; no head lies outside what the twins give."
-    )
+    differs = explained > float(bounds["high"]) or explained < float(bounds["low"])
+    sure = attrs["stable"] and attrs["confidence"] > 0.5 and not attrs["degenerate"]
+    text += f" (twins {_span(of_twins.values.tolist())} at this rank)."
     return attnlens.Finding(
-        claim=claim, holds=holds, text=text, evidence=evidence, null={"explained": of_twins}
+        claim=claim,
+        holds=bool(sure and differs),
+        text=text,
+        evidence=evidence,
+        null={
+            "explained": of_twins.values.tolist(),
+            "low": float(bounds["low"]),
+            "high": float(bounds["high"]),
+        },
     )

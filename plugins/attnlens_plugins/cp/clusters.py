@@ -13,8 +13,6 @@ from attnlens_plugins.cp.tensors import Floats
 
 Ints = npt.NDArray[np.int64]
 
-#: Least mean silhouette of groups that are more than a cut through a cloud.
-REASONABLE = 0.5
 #: Largest number of groups that is looked for.
 MOST = 12
 
@@ -117,8 +115,41 @@ def silhouettes(distance: Floats, label: Ints) -> Floats:
     return np.where(size[own.argmax(1)] > 1, value, 0.0)
 
 
+def cohesion(cosines: Floats, label: Ints) -> Floats:
+    """Return how much more a head's whole slice is like its group's than like the others'.
+
+    Components may bring heads together that have little else in common: random loadings on few
+    components fall into groups as well, with silhouettes up to 0.9. What heads write as a whole
+    does not.
+
+    Parameters
+    ----------
+    cosines : ndarray [row, row]
+        Between the heads' slices of the tensor, uncompressed.
+    label : ndarray of int [row]
+        -1 for none.
+
+    Returns
+    -------
+    ndarray [row]
+        Mean cosine with the other members of its group, less that with all other heads; NaN for
+        a head that is alone.
+    """
+    alive = label >= 0
+    alike = (label[:, None] == label[None]) & alive[:, None] & alive[None]
+    np.fill_diagonal(alike, False)
+    others = alive[:, None] & alive[None] & ~alike
+    np.fill_diagonal(others, False)
+    found = np.full(len(label), np.nan)
+    known = alike.any(1)
+    inside = np.where(alike, cosines, 0.0).sum(1)[known] / alike.sum(1)[known]
+    outside = np.where(others, cosines, 0.0).sum(1)[known] / np.maximum(others.sum(1)[known], 1)
+    found[known] = inside - outside
+    return found
+
+
 def by_size(label: Ints) -> Ints:
-    """Number groups by size, the largest first; among equals, by their first member."""
+    """Give the largest group number 0 and so on; among equals, the one that comes first."""
     kinds, first, size = np.unique(label, return_index=True, return_counts=True)
     order = np.lexsort((first, -size))
     place = np.empty(len(kinds), dtype=np.int64)

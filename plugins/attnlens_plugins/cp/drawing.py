@@ -9,7 +9,6 @@ import xarray as xr
 
 import attnlens
 from attnlens_plugins.cp import claims
-from attnlens_plugins.cp.clusters import REASONABLE
 from attnlens_plugins.cp.fitting import STABLE
 
 #: Names of the modes for people.
@@ -26,20 +25,16 @@ def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
     """Return the strongest layer's components where layers were decomposed each alone."""
     if "part" not in result.dims:
         return result, ""
-    strongest = int(result["weights"].max("component").argmax())
+    strongest = int(np.argmax(result["weights"].max("component").values))
     chosen = result.isel(part=strongest)
     return chosen, f" (layer {int(chosen['part'])}; the others are in the result)"
 
 
 def head_loadings(result: xr.Dataset, figure: Any) -> str:
     """Draw how heads load on components."""
-    strong = result["loadings"] * np.sqrt(result["weights"] / result["weights"].max())
-    if "part" in strong.dims:
-        strong = result["loadings"]
-    clear = claims.has_clusters(result)
     groups = None
-    if clear:
-        label = result["group"].transpose("layer", "head").values.ravel()
+    if result.attrs["n_clusters"]:
+        label = result["cluster"].transpose("layer", "head").values.ravel()
         groups = [int(g) + 1 if g >= 0 else -1 for g in label]
     attnlens.figures.loading_matrix(
         figure,
@@ -59,7 +54,7 @@ def rank_selection(result: xr.Dataset, figure: Any) -> str:
     ranks = result["rank"].values
     if len(ranks) < 2:
         raise attnlens.Skip(f"one rank was asked for: {ranks[0]}")
-    panels = [("scan_error", "Relative error", None)]
+    panels: list[tuple[str, str, float | None]] = [("scan_error", "Relative error", None)]
     if "scan_stability" in result:
         panels.append(("scan_stability", "Worst match between halves", STABLE))
     panels.append(("scan_core_consistency", "Core consistency (%)", 80.0))
@@ -109,24 +104,19 @@ def token_text(result: xr.Dataset, figure: Any) -> str:
 def cluster_map(result: xr.Dataset, figure: Any) -> str:
     """Draw the groups of heads and the heads of known types on the layer x head grid."""
     types = claims.typed_heads(result)
-    clear = claims.has_clusters(result)
     quality = result["group_quality"]
     if not quality.size:
         raise attnlens.Skip("heads are not in groups: there is one component, or too few heads")
-    text = (
-        f"Mean silhouette {float(quality.max()):.2f}"
-        if clear
-        else f"Not clusters: the best partition has a silhouette of {float(quality.max()):.2f}, "
-        "which chance reaches or which is under "
-        f"{REASONABLE}"
-    )
+    count = result.attrs["n_clusters"]
+    text = f"Best partition by loadings: silhouette {float(quality.max()):.2f}"
+    if not count:
+        text += "; what its groups write is no more alike than in models with random weights"
+    label = result["cluster"] if count else result["group"]
     attnlens.figures.category_grid(
         figure,
-        result["group"] + xr.where(result["group"] >= 0, 1, 0),
-        title="Clusters of heads by their loadings"
-        if clear
-        else "No clusters of heads: best partition",
-        legend_title="Cluster" if clear else "Part",
+        label + (label >= 0),
+        title="Clusters of heads by their loadings" if count else "No clusters of heads",
+        legend_title="Cluster" if count else "Group (no cluster)",
         marks=types,
         note=text + ".",
     )
@@ -143,24 +133,13 @@ def words(result: xr.Dataset, figure: Any) -> str:
     mode = modes[-1] if "words_d_model" not in result else "d_model"
     groups = {}
     for c in range(min(result.sizes["component"], 12)):
-        names = result[f"words_{mode}"].isel(component=c)
-        values = result[f"logits_{mode}"].isel(component=c)
-        half = max(min(names.sizes["place"], 6), 1)
-        top = list(
-            zip(
-                names.sel(end="top").values[:half], values.sel(end="top").values[:half], strict=True
-            )
-        )
-        low = list(
-            zip(
-                names.sel(end="bottom").values[:half],
-                values.sel(end="bottom").values[:half],
-                strict=True,
-            )
-        )
-        groups[f"Component {int(result['component'][c])}"] = [
-            (str(w), float(v)) for w, v in [*top, *low[::-1]]
-        ]
+        pairs = []
+        for end in ("top", "bottom"):
+            names = result[f"words_{mode}"].isel(component=c).sel(end=end).values[:6]
+            values = result[f"logits_{mode}"].isel(component=c).sel(end=end).values[:6]
+            one = [(str(w), float(v)) for w, v in zip(names, values, strict=True)]
+            pairs += one if end == "top" else one[::-1]
+        groups[f"Component {int(result['component'][c])}"] = pairs
     attnlens.figures.bars(
         figure,
         groups,

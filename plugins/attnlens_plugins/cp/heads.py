@@ -103,7 +103,7 @@ def rebuild_error(tensor: Compressed) -> Floats:
     alive = _alive(tensor)
     if not len(alive):
         return error
-    cosines = _cosines(tensor, alive)
+    cosines = head_cosines(tensor)[np.ix_(alive, alive)]
     # A ridge far under any real residual keeps exact copies invertible.
     inverse = np.linalg.inv(cosines + 1e-10 * np.eye(len(alive)))
     error[alive] = np.sqrt(np.clip(1.0 / np.diag(inverse), 0.0, 1.0))
@@ -118,7 +118,7 @@ def head_spectrum(tensor: Compressed) -> Floats:
     alive = _alive(tensor)
     shares = np.zeros(len(tensor.norm))
     if len(alive):
-        values = np.linalg.eigvalsh(_cosines(tensor, alive))[::-1]
+        values = np.linalg.eigvalsh(head_cosines(tensor)[np.ix_(alive, alive)])[::-1]
         shares[: len(alive)] = np.clip(values, 0.0, None) / len(alive)
     return shares
 
@@ -132,6 +132,7 @@ def _alive(tensor: Compressed) -> Any:
     return np.flatnonzero(tensor.norm > 1e-9 * max(float(tensor.norm.max(initial=0.0)), 1e-300))
 
 
-def _cosines(tensor: Compressed, rows: Any) -> Floats:
-    norm = tensor.norm[rows]
-    return np.asarray(tensor.gram[np.ix_(rows, rows)] / norm[:, None] / norm[None])
+def head_cosines(tensor: Compressed) -> Floats:
+    """Return the cosines between the heads' slices of the whole tensor, [row, row]."""
+    norm = np.where(tensor.norm > 0, tensor.norm, 1.0)
+    return np.asarray(tensor.gram / norm[:, None] / norm[None])

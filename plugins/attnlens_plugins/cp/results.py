@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from attnlens_plugins.cp.clusters import Groups
+from attnlens_plugins.cp.clusters import Groups, cohesion
 from attnlens_plugins.cp.fitting import Fit
-from attnlens_plugins.cp.heads import ENERGY, head_spectrum, rank_at, rebuild_error
+from attnlens_plugins.cp.heads import (
+    ENERGY,
+    head_cosines,
+    head_spectrum,
+    rank_at,
+    rebuild_error,
+)
 from attnlens_plugins.cp.options import CPOptions
 from attnlens_plugins.cp.sample import Sample
 from attnlens_plugins.cp.tensors import Compressed
@@ -158,6 +164,7 @@ def grouping(tensor: Compressed, groups: Groups) -> xr.Dataset:
         {
             "group": on_grid(tensor, groups.label),
             "silhouette": on_grid(tensor, groups.silhouette),
+            "cohesion": on_grid(tensor, cohesion(head_cosines(tensor), groups.label)),
             "group_quality": ("n_groups", groups.quality),
         },
         coords={"n_groups": groups.numbers},

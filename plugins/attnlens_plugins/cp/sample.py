@@ -36,11 +36,11 @@ class Sample:
     @property
     def prompts(self) -> Ints:
         """Ids of the prompts, ascending."""
-        return np.unique(self.prompt)
+        return np.asarray(np.unique(self.prompt))
 
     def positions_of(self, prompt: int) -> Ints:
         """Return the positions that were taken of one prompt."""
-        return self.position[self.prompt == prompt]
+        return np.asarray(self.position[self.prompt == prompt])
 
 
 def choose(store: Any, name: str, *, most: int, seed: int, exclude_first: bool) -> Sample:

@@ -20,22 +20,21 @@ _PROMPTS, _COMPONENTS = 3, 8
 
 def heads(result: xr.Dataset) -> pd.DataFrame:
     """List every head with its cluster, type, scores and rebuild error."""
-    names = ["norm", "explained", "rebuild_error", "silhouette", *(t for t in TYPES if t in result)]
-    frame = result[[*names, "group"]].to_dataframe()[[*names, "group"]].reset_index()
-    clear = claims.has_clusters(result)
+    names = ["norm", "explained", "rebuild_error", "group", "silhouette", "cohesion"]
+    names += [t for t in TYPES if t in result]
+    frame = result[[*names, "cluster"]].to_dataframe()[[*names, "cluster"]].reset_index()
     kinds: dict[tuple[int, int], list[str]] = {}
     for kind, cells in claims.typed_heads(result).items():
         for cell in cells:
             kinds.setdefault(cell, []).append(kind)
-    strongest = np.abs(result["loadings"]).argmax("component").to_dataframe("at")["at"]
-    frame.insert(2, "type", [
-        ", ".join(kinds.get((int(a), int(b)), [])) for a, b in zip(frame["layer"], frame["head"], strict=True)
-    ])  # fmt: skip
-    label = frame.pop("group")
-    frame.insert(2, "cluster" if clear else "part (no clusters)", [
-        int(g) + 1 if g >= 0 else "" for g in label
-    ])  # fmt: skip
-    frame.insert(4, "strongest component", result["component"].values[strongest.to_numpy()])
+    loadings = result["loadings"].transpose("layer", "head", "component").values
+    strongest = result["component"].values[np.abs(loadings).argmax(-1)].ravel()
+    cells = [(int(a), int(b)) for a, b in zip(frame["layer"], frame["head"], strict=True)]
+    for name in ("group", "cluster"):
+        frame[name] = [str(int(g) + 1) if g >= 0 else "" for g in frame[name]]
+    frame.insert(2, "cluster", frame.pop("cluster"))
+    frame.insert(3, "type", [", ".join(kinds.get(cell, [])) for cell in cells])
+    frame.insert(4, "strongest component", strongest)
     return frame.rename(columns={t: t.replace("_", " ") for t in [*TYPES, "rebuild_error"]}).round(
         4
     )
