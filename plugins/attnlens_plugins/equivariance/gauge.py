@@ -103,7 +103,7 @@ def groups_of(call: Call, gains: Mapping[str, Any]) -> list[Group]:
         return [query_key_group(d_head, pairs)] * kv
     if "q_norm_w" not in gains or "k_norm_w" not in gains:
         return [_unknown(d_head, d_head)] * kv
-    q_gain = np.broadcast_to(gains["q_norm_w"], (heads, d_head)).astype(np.float64)
+    q_gain = _q_gain(facts, gains)
     k_gain = np.broadcast_to(gains["k_norm_w"], (kv, d_head)).astype(np.float64)
     pairs = _pairs(call, turned, q_gain)
     if pairs is None:
@@ -119,6 +119,13 @@ def groups_of(call: Call, gains: Mapping[str, Any]) -> list[Group]:
         )
         for g in range(kv)
     ]
+
+
+def _q_gain(facts: Any, gains: Mapping[str, Any]) -> Any:
+    """Return the gains of QK-norm on queries, float64[head, d_head]; None without them."""
+    if not facts.qk_norm or "q_norm_w" not in gains:
+        return None
+    return np.broadcast_to(gains["q_norm_w"], (facts.n_heads, facts.d_head)).astype(np.float64)
 
 
 def _unknown(d_head: int, turned: int) -> Group:
@@ -169,6 +176,10 @@ class Gauge:
     dims : dict from {"qk", "vo"} to int[layer]
         Dimensions of the redundant space, all heads together.
     words : dict from {"qk", "vo"} to list of str, one for each layer
+    pairs : list, one for each layer, of list of (int, int)
+        Dimensions that the rotary embedding turns together.
+    logits : dict
+        See :func:`whole_model`.
     moved : dict from quantity to float
         The largest relative change of each quantity over all layers, inside the group.
     inside, outside_values : dict from (name, layer) to array
@@ -184,6 +195,8 @@ class Gauge:
         self.outside = {k: np.full(shape, np.nan) for k in ("qk", "vo")}
         self.dims = {k: np.zeros(facts.n_layers, dtype=np.int64) for k in ("qk", "vo")}
         self.words = {k: [""] * facts.n_layers for k in ("qk", "vo")}
+        self.pairs: list[list[tuple[int, int]]] = [[] for _ in range(facts.n_layers)]
+        self.logits: dict[str, float] = {}
         self.moved: dict[str, float] = {}
         self.inside: dict[tuple[str, int], Array] = {}
         self.outside_values: dict[tuple[str, int], Array] = {}
@@ -194,6 +207,7 @@ class Gauge:
         weights = self.model.head_weights(layer)
         gains = {name: np.asarray(value[layer]) for name, value in self.gains.items()}
         generator = np.random.default_rng([self.seed, layer])
+        self.pairs[layer] = _pairs(call, rotated(facts, call.seen), _q_gain(facts, gains)) or []
         groups = {
             "qk": groups_of(call, gains),
             "vo": [value_output_group(facts.d_head)] * facts.n_kv_heads,

@@ -1,0 +1,327 @@
+"""How far apart heads are, whatever their bases: distances, equal heads and clusters.
+
+Two heads are the same if their forms ``W_Q R_delta W_K^T`` (at every offset delta, where a rotary
+embedding R acts) and their maps ``W_V W_O`` are. Both are d_model x d_model matrices of rank
+d_head; what is needed of them are inner products, and these are gathered from strips of a few rows
+of all heads' matrices at once, so that no such matrix is ever whole in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Pairs = Sequence[tuple[int, int]]
+
+#: Numbers in a strip of all heads' matrices: 32 MB in float64. Strips of few rows are slow.
+_STRIP = 2**22
+#: Most offsets at which forms are compared under a rotary embedding.
+_OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+#: Multiplications beyond which heads are compared within their layers alone.
+_MOST_WORK = 4e12
+#: Heads nearer than this are equal up to rounding.
+EQUAL = 1e-3
+
+
+@dataclass(frozen=True)
+class Heads:
+    """All heads of a model as products of two thin matrices.
+
+    Attributes
+    ----------
+    left : float64[head, row, d_head]
+    right : float64[head, d_head, column]
+        Head h is the matrix ``left[h] right[h]``.
+    """
+
+    left: Array
+    right: Array
+
+    def strips(self, numbers: int = _STRIP) -> Iterator[Array]:
+        """Yield all heads' matrices a few rows at a time, [head, row, column].
+
+        Every strip lies in the same memory: it is gone when the next one is asked for.
+        """
+        heads, rows, _ = self.left.shape
+        columns = self.right.shape[2]
+        step = min(max(1, numbers // (heads * columns)), rows)
+        buffer = np.empty(heads * step * columns)
+        for start in range(0, rows, step):
+            part = self.left[:, start : start + step]
+            strip = buffer[: heads * part.shape[1] * columns].reshape(heads, -1, columns)
+            yield np.matmul(part, self.right, out=strip)
+
+
+def gram(heads: Heads, numbers: int = _STRIP) -> Array:
+    """Return the Frobenius inner products of all pairs of heads, [head, head].
+
+    Parameters
+    ----------
+    heads : Heads
+    numbers : int
+        Numbers held at once, above the heads' own.
+    """
+    count = len(heads.left)
+    found = np.zeros((count, count))
+    for strip in heads.strips(numbers):
+        flat = strip.reshape(count, -1)
+        found += flat @ flat.T
+    return found
+
+
+def relative_distances(products: Array) -> Array:
+    """Turn inner products into distances, [head, head].
+
+    ``|A - B| / sqrt(|A|^2 + |B|^2)``: 0 for equal matrices, 1 for orthogonal ones, sqrt(2) for
+    opposite ones. Unlike an angle it tells apart heads that differ by a factor.
+    """
+    square = np.diag(products)
+    total = square[:, None] + square[None, :]
+    apart = np.clip(total - 2 * products, 0, None)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.where(total > 0, np.sqrt(apart / total), 0.0)
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def folded(weights: Mapping[str, Any], part: str, layer_norm: bool) -> Array:
+    """Return one of W_Q, W_K, W_V as it acts on the normalised residual stream.
+
+    The norm's gain scales its rows, its bias and the projection's own make one further row, and a
+    LayerNorm, whose output has mean zero before the gain, makes the mean of the rows void.
+
+    Parameters
+    ----------
+    weights : mapping
+        The model's weights by name.
+    part : {"Q", "K", "V"}
+    layer_norm : bool
+        Whether the norm subtracts the mean.
+
+    Returns
+    -------
+    float64[layer, head or kv_head, d_model + 1, d_head]
+    """
+    w = np.asarray(weights[f"W_{part}"], dtype=np.float64)
+    constant = np.zeros((*w.shape[:2], 1, w.shape[3]))
+    if f"b_{part}" in weights:
+        constant[:, :, 0] = np.asarray(weights[f"b_{part}"], dtype=np.float64)
+    if "ln1_b" in weights:
+        bias = np.asarray(weights["ln1_b"], dtype=np.float64)
+        constant[:, :, 0] += np.einsum("ld,lhde->lhe", bias, w)
+    if "ln1_w" in weights:
+        w = w * np.asarray(weights["ln1_w"], dtype=np.float64)[:, None, :, None]
+        if layer_norm:
+            w = w - w.mean(2, keepdims=True)
+    return np.concatenate([w, constant], axis=2)
+
+
+def query_key_heads(
+    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], offset: int
+) -> Heads:
+    """Return the forms ``W_Q R_offset W_K^T`` of all heads, norms and biases folded in.
+
+    What adds the same to a whole row of scores does nothing: the key's constant row is dropped on
+    dimensions that nothing turns, unless a soft cap bends the scores. QK-norm's lengths depend on
+    the token and cannot be folded; its gains are.
+
+    Parameters
+    ----------
+    weights : mapping
+        Of the layers that are compared.
+    facts : ModelFacts
+    pairs : sequence, one for each of these layers, of sequence of (int, int)
+        Dimensions that the rotary embedding turns together.
+    offset : int
+        Query position minus key position.
+    """
+    layer_norm = facts.norm == "layer"
+    left, right = folded(weights, "Q", layer_norm), folded(weights, "K", layer_norm)
+    if "q_norm_w" in weights and "k_norm_w" in weights:
+        left = left * _per_head(weights["q_norm_w"])
+        right = right * _per_head(weights["k_norm_w"])
+    for layer, turned in enumerate(pairs):
+        if facts.soft_cap is None and not facts.qk_norm:
+            moved = {i for pair in turned for i in pair}
+            right[layer, :, -1, [i for i in range(facts.d_head) if i not in moved]] = 0.0
+        if turned and offset:
+            angles = frequencies(facts, len(turned)) * offset
+            right[layer] = turned_by(right[layer], turned, angles)
+    right = np.repeat(right, facts.n_heads // facts.n_kv_heads, axis=1)
+    return Heads(_flat(left), _flat(np.swapaxes(right, 2, 3)))
+
+
+def value_output_heads(weights: Mapping[str, Any], facts: Any) -> Heads:
+    """Return the maps ``W_V W_O`` of all heads, norms and biases folded in."""
+    left = folded(weights, "V", facts.norm == "layer")
+    left = np.repeat(left, facts.n_heads // facts.n_kv_heads, axis=1)
+    return Heads(_flat(left), _flat(np.asarray(weights["W_O"], dtype=np.float64)))
+
+
+def _per_head(gain: Any) -> Array:
+    """Shape a gain [layer, d_head] or [layer, head, d_head] for [layer, head, row, d_head]."""
+    gain = np.asarray(gain, dtype=np.float64)
+    return gain[:, None, None, :] if gain.ndim == 2 else gain[:, :, None, :]
+
+
+def _flat(values: Array) -> Array:
+    return np.ascontiguousarray(values.reshape(-1, *values.shape[2:]))
+
+
+def turned_by(w: Array, pairs: Pairs, angles: Array) -> Array:
+    """Turn pairs of the last dimension by angles: what an offset does to keys.
+
+    References
+    ----------
+    Su et al., "RoFormer" (arXiv:2104.09864), equations 14 and 15: only the difference of two
+    positions is left in the product of a query and a key.
+    """
+    first, second = [i for i, _ in pairs], [j for _, j in pairs]
+    c, s = np.cos(angles), np.sin(angles)
+    found = w.copy()
+    found[..., first] = w[..., first] * c + w[..., second] * s
+    found[..., second] = w[..., second] * c - w[..., first] * s
+    return found
+
+
+def frequencies(facts: Any, count: int) -> Array:
+    """Return the rotary frequencies, radians per position, ``base^(-2 i / rotary_dim)``.
+
+    Scaled variants (Llama 3, YaRN) change the lowest of them, which turn little over the offsets
+    that are compared.
+    """
+    config = facts.config
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" not in rope and rope:
+        rope = next((v for v in rope.values() if isinstance(v, Mapping)), {})
+    base = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
+    return np.asarray(float(base) ** (-np.arange(count) / count))
+
+
+def offsets(length: int, rotary: bool) -> tuple[int, ...]:
+    """Choose the offsets at which forms are compared: powers of two below the length."""
+    return tuple(o for o in _OFFSETS if o < max(length, 1)) if rotary else (0,)
+
+
+def head_distances(
+    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], at: Sequence[int]
+) -> dict[str, Array]:
+    """Return the distances of all pairs of heads.
+
+    Parameters
+    ----------
+    weights : mapping
+        The model's weights, in float32 or better.
+    facts : ModelFacts
+    pairs : sequence, one for each layer, of sequence of (int, int)
+        Dimensions that the rotary embedding turns together.
+    at : sequence of int
+        Offsets.
+
+    Returns
+    -------
+    dict
+        ``qk``: over all offsets together; ``qk_content``: at offset 0 alone, which is what
+        comparing W_Q W_K^T gives; ``vo``; ``both``: the root mean square of ``qk`` and ``vo``.
+        Each [head, head], layers one after the other. In a model so large that comparing all
+        heads would take minutes, heads of different layers are not compared and have NaN.
+    """
+    layers, heads = facts.n_layers, facts.n_heads
+    if work(facts, len(at)) <= _MOST_WORK:
+        return _compared(weights, facts, pairs, at)
+    found: dict[str, Array] = {}
+    for layer in range(layers):
+        own = {name: np.asarray(weights[name][layer : layer + 1]) for name in _USED & {*weights}}
+        part = _compared(own, facts, pairs[layer : layer + 1], at)
+        place = slice(layer * heads, (layer + 1) * heads)
+        for name, values in part.items():
+            whole = found.setdefault(name, np.full((layers * heads,) * 2, np.nan))
+            whole[place, place] = values
+    return found
+
+
+#: The weights that distances are made of.
+_USED = {
+    *(f"{kind}_{part}" for kind in "Wb" for part in "QKV"),
+    *("W_O", "ln1_w", "ln1_b", "q_norm_w", "k_norm_w"),
+}
+
+
+def work(facts: Any, forms: int) -> float:
+    """Count the multiplications that comparing all heads with all takes."""
+    heads = facts.n_layers * facts.n_heads
+    return float((forms + 1) * heads * (facts.d_head + heads) * facts.d_model**2)
+
+
+def _compared(
+    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], at: Sequence[int]
+) -> dict[str, Array]:
+    total: Array | None = None
+    content: Array | None = None
+    for offset in at:
+        products = gram(query_key_heads(weights, facts, pairs, offset))
+        content = products if content is None else content
+        total = products if total is None else total + products
+    if total is None or content is None:
+        raise ValueError("no offset to compare heads at")
+    qk = relative_distances(total)
+    vo = relative_distances(gram(value_output_heads(weights, facts)))
+    return {
+        "qk": qk,
+        "qk_content": relative_distances(content),
+        "vo": vo,
+        "both": np.sqrt((qk**2 + vo**2) / 2),
+    }
+
+
+def nearest(distances: Array) -> Array:
+    """Return each head's distance to its nearest other, [head]; NaN for a single head."""
+    if len(distances) < 2:
+        return np.full(len(distances), np.nan)
+    apart = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
+    return np.asarray(np.nanmin(apart, axis=1))
+
+
+def cluster(distances: Array, below: float) -> tuple[Array, Array]:
+    """Group heads whose average distance is less than a threshold.
+
+    Parameters
+    ----------
+    distances : float64[head, head]
+    below : float
+
+    Returns
+    -------
+    int64[head]
+        The group's number, from 0 by the first head in it; -1 for a head that is alone.
+    int64[head]
+        Heads in the order of the tree's leaves, for a map.
+
+    References
+    ----------
+    Average linkage (UPGMA): Sokal and Michener (1958).
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+
+    count = len(distances)
+    if count < 2:
+        return np.full(count, -1), np.arange(count)
+    # Heads that were not compared stand as far apart as strangers do.
+    known_apart = np.where(np.isnan(distances), 1.0, distances)
+    condensed = squareform((known_apart + known_apart.T) / 2, checks=False)
+    tree = linkage(condensed, method="average")
+    if count <= 256:
+        tree = optimal_leaf_ordering(tree, condensed)
+    raw = fcluster(tree, t=below, criterion="distance")
+    numbers = np.full(count, -1)
+    known: dict[int, int] = {}
+    for i, label in enumerate(raw):
+        if (raw == label).sum() > 1:
+            numbers[i] = known.setdefault(int(label), len(known))
+    return numbers, np.asarray(leaves_list(tree))
