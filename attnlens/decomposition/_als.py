@@ -27,15 +27,14 @@ def least_squares(rhs: Tensor, normal: Tensor, current: Tensor) -> Tensor:
     The proximal term keeps the system definite when components coincide or vanish and, pulling
     towards the current factor instead of zero, does not bias the fixed point.
     """
-    diagonal = normal.diagonal(dim1=-2, dim2=-1)
-    ridge = _RIDGE * diagonal.sum(-1, keepdim=True) + torch.finfo(normal.dtype).tiny
-    system = normal + torch.diag_embed(ridge.expand_as(diagonal))
-    lower, info = torch.linalg.cholesky_ex(system)
-    if bool(info.any()):  # rounding made it indefinite: a firmer ridge, for those fits alone
-        firm = torch.where(info[:, None] > 0, 1e6 * ridge, 0 * ridge)
-        ridge = ridge + firm
-        lower = torch.linalg.cholesky_ex(system + torch.diag_embed(firm.expand_as(diagonal)))[0]
-    return torch.cholesky_solve(rhs + ridge[..., None] * current, lower)
+    ridge = _RIDGE * normal.diagonal(dim1=-2, dim2=-1)
+    lower, info = torch.linalg.cholesky_ex(normal + torch.diag_embed(ridge))
+    if bool(info.any()):  # indefinite by rounding, or a vanished component: a firmer ridge there
+        firm = 1e6 * _RIDGE * normal.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+        firm = firm.clamp_min(torch.finfo(normal.dtype).tiny)
+        ridge = torch.where(info[:, None] > 0, ridge + firm, ridge)
+        lower = torch.linalg.cholesky_ex(normal + torch.diag_embed(ridge))[0]
+    return torch.cholesky_solve(torch.addcmul(rhs, ridge[..., None], current), lower)
 
 
 @dataclass
@@ -242,8 +241,8 @@ def descend(
                 inner[k] = problem.inward(hat[k], k)
                 gram[k] = hat[k] @ hat[k].mT
         loss = torch.where(good, value, loss)
-        ceiling = torch.where(good, (1.01 * ceiling).clamp_max(1.0), beta)
-        beta = torch.where(good, torch.minimum(1.05 * beta, ceiling), beta / 1.5)
+        ceiling = torch.where(good, (1.02 * ceiling).clamp_max(1.0), beta)
+        beta = torch.where(good, torch.minimum(1.1 * beta, ceiling), beta / 1.5)
         held = final
         done = calm >= 3
         if step == rounds or (step % 4 == 0 and bool(done.any())):

@@ -68,7 +68,7 @@ def cp(
     max_rank: int = MAX_RANK,
     max_iter: int = 500,
     tol: float = 1e-8,
-    polish_sweeps: int = 30,
+    polish_sweeps: int = 10,
     init: Any = None,
     dims: Sequence[str] | None = None,
     memory: int | None = None,
