@@ -19,7 +19,7 @@ FORWARD_BYTES: Final = {"cpu": 2**30, "cuda": 2**32}
 #: Largest batch that is chosen without being asked for.
 LARGEST_BATCH: Final = 32
 #: How many tensors, each one layer of one batch, wait for the writer at most.
-WAITING: Final = 4
+WAITING: Final = 3
 
 _ITEM: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 #: Copies of [head, query_pos, key_pos] alive at once in eager attention: scores, masked scores,

@@ -24,7 +24,8 @@ from attnlens.parts import kv_heads
 from attnlens.statistics import Statistic
 from attnlens.storeplan import StorePlan
 from attnlens.taps import (
-    cast,
+    Buffers,
+    check_fit,
     check_shape,
     check_softmax,
     cut,
@@ -96,6 +97,7 @@ class _UnitCapture:
         self.plan = plan
         self.unit = unit
         self.prompts = prompts
+        self.buffers = Buffers()
         self.layers = plan.layers if plan.layers is not None else tuple(range(facts.n_layers))
         self.heads: dict[str | None, tuple[int, ...] | None] = {None: None}
         self.heads["head"] = plan.heads
@@ -189,7 +191,9 @@ class _Pass:
                 statistic.update(layer, seen, self.rows)
         if name in capture.plan.activations:
             kept = cut(name, value, heads=None, positions=capture.plan.positions)
-            kept = cast(name, kept, capture.plan.activations[name], largest)
+            dtype = capture.plan.activations[name]
+            check_fit(name, dtype, largest)
+            kept = capture.buffers.copy(kept, dtype)
             self.background.submit(functools.partial(self._write, name, layer, kept))
 
     def _attention(self, layer: int, pattern: Tensor) -> Attention:
@@ -199,6 +203,7 @@ class _Pass:
     def _write(self, name: str, layer: int, value: Tensor) -> None:
         # On the writer's thread, so that the copy from a GPU overlaps with the forward pass too.
         self.out.write(name, layer, self.rows, value.cpu().numpy())
+        self.capture.buffers.release(value)
 
     def _compare(self, name: str, layer: int, value: Tensor) -> None:
         """Check, in the unit's first batch, that scores and pattern belong together."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -223,7 +222,7 @@ def capture(
         seed=seed,
         resume=resume,
         overwrite=overwrite,
-        command=sys.argv[:1],
+        command=("attnlens.capture",),
         progress=progress,
         attach_model=True,
         statistics=brought,

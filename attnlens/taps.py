@@ -6,6 +6,7 @@ in place. What leaves this module is a copy, and holds no more memory than what 
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -139,20 +140,43 @@ def cut(
     return value
 
 
-def cast(name: str, value: Tensor, dtype: str, largest: float) -> Tensor:
-    """Return a copy in the dtype of the store, still on the model's device.
+def check_fit(name: str, dtype: str, largest: float) -> None:
+    """Make sure that float16 can hold the values, where they are to be stored so.
 
     Raises
     ------
     DoesNotFitError
-        If float16 would overflow, or lose the values' precision.
+        If they would overflow, or lose their precision.
     """
-    target = _DTYPES[dtype]
-    if target is torch.float16 and ACTIVATIONS[name].dims[-1] != "key_pos":
-        fits = largest == 0.0 or SMALLEST_HALF <= largest <= LARGEST_HALF
-        if not fits:
-            raise DoesNotFitError(name, largest)
-    return value.detach().to(target, copy=True, memory_format=torch.contiguous_format)
+    if dtype != "float16" or ACTIVATIONS[name].dims[-1] == "key_pos":
+        return
+    if largest != 0.0 and not SMALLEST_HALF <= largest <= LARGEST_HALF:
+        raise DoesNotFitError(name, largest)
+
+
+class Buffers:
+    """Copies of tensors, in memory that is used again.
+
+    A copy that is made and freed for each tensor would leave holes between the model's own
+    tensors, and the process would grow by far more than what is waiting to be written.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[tuple[torch.Size, torch.dtype, torch.device], deque[Tensor]]
+        self._free = defaultdict(deque)
+
+    def copy(self, value: Tensor, dtype: str) -> Tensor:
+        """Return a contiguous copy in the dtype of the store, still on the model's device."""
+        key = (value.shape, _DTYPES[dtype], value.device)
+        try:
+            kept = self._free[key].pop()
+        except IndexError:
+            kept = torch.empty(value.shape, dtype=_DTYPES[dtype], device=value.device)
+        return kept.copy_(value)
+
+    def release(self, kept: Tensor) -> None:
+        """Give a copy back, from whichever thread is done with it."""
+        self._free[kept.shape, kept.dtype, kept.device].append(kept)
 
 
 def check_softmax(layer: int, scores: Tensor, pattern: Tensor, dtype: torch.dtype) -> None:

@@ -128,9 +128,7 @@ def test_memory_that_the_weights_take_already_is_not_asked_for_again() -> None:
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=40),
     batch_size=st.integers(1, 7),
 )
-def test_units_hold_every_prompt_once_in_equal_lengths(
-    lengths: list[int], batch_size: int
-) -> None:
+def test_units_hold_every_prompt_once_in_equal_lengths(lengths: list[int], batch_size: int) -> None:
     plan = plan_of(given=prompts(*lengths), activations={"z"}, batch_size=batch_size)
     units = plan.main.units
     assert sorted(p for u in units for p in u.prompts) == list(range(len(lengths)))

@@ -13,7 +13,13 @@ import torch
 import transformers
 
 from attnlens.activations import MASKED_SCORE
-from attnlens.errors import CaptureError, MissingActivationError, NeedError, NonFiniteError
+from attnlens.errors import (
+    CaptureError,
+    MissingActivationError,
+    NeedError,
+    NonFiniteError,
+    OutOfMemoryError,
+)
 from attnlens.models import load_model
 from attnlens.recorder import capture
 from attnlens.store import open_store
@@ -339,3 +345,18 @@ def test_scores_that_do_not_belong_to_the_pattern_are_an_error(
     model.bridge.add_hook("blocks.1.attn.hook_pattern", lambda p, hook: p.flip(1))
     with pytest.raises(CaptureError, match="layer 1"):
         capture(model, tokens, activations=["scores", "pattern"], out=tmp_path / "s.attn")
+
+
+def test_running_out_of_memory_is_one_message_with_advice(
+    folder: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    model = load_model(folder("gpt2"))
+
+    def exhaust(value: torch.Tensor, hook: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model.bridge.add_hook("blocks.1.attn.hook_q", exhaust)
+    with pytest.raises(OutOfMemoryError, match="float32") as caught:
+        capture(model, tokens, out=tmp_path / "s.attn")
+    assert "batch" in str(caught.value)
+    assert list((tmp_path / "s.attn" / "units").iterdir()) == []

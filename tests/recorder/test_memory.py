@@ -37,8 +37,8 @@ def test_memory_does_not_grow_with_the_number_of_batches(
 ) -> None:
     path = folder("gpt2", n_positions=128)
     watch = Watch()
-    # Raw patterns of 2 layers x 4 heads x 128^2 in float16: 256 KiB a prompt, 64 MiB in all.
-    ids = np.random.default_rng(0).integers(1, 50, size=(256, 128))
+    # Raw patterns of 2 layers x 4 heads x 128^2 in float16: 256 KiB a prompt, 40 MiB in all.
+    ids = np.random.default_rng(0).integers(1, 50, size=(160, 128))
     capture(
         path,
         ids,
@@ -48,8 +48,8 @@ def test_memory_does_not_grow_with_the_number_of_batches(
         out=tmp_path / "s.attn",
         progress=watch,
     )
-    assert len(watch.sizes) > 60
-    assert max(watch.sizes) - watch.sizes[8] < 8 * 2**20
+    assert len(watch.sizes) > 36
+    assert max(watch.sizes) - watch.sizes[8] < 6 * 2**20
 
 
 def test_captures_in_one_process_leave_nothing_behind(
@@ -57,7 +57,7 @@ def test_captures_in_one_process_leave_nothing_behind(
 ) -> None:
     model = load_model(folder("gpt2"))
     sizes = []
-    for _ in range(60):
+    for _ in range(45):
         capture(model, tokens, out=tmp_path / "s.attn", overwrite=True)
         sizes.append(resident())
     gc.collect()

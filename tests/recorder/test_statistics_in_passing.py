@@ -41,7 +41,7 @@ def test_no_batch_size_shows_through(
             batch_size=size,
             out=tmp_path / f"{size}.attn",
         )
-        for size in (1, 3, 32)
+        for size in (1, 3)
     ]
     for name in ALL:
         reference = stores[0][name]

@@ -8,8 +8,9 @@ import torch
 from attnlens.activations import MASKED_SCORE
 from attnlens.errors import CaptureError, NonFiniteError
 from attnlens.taps import (
+    Buffers,
     DoesNotFitError,
-    cast,
+    check_fit,
     check_softmax,
     cut,
     largest_magnitude,
@@ -35,24 +36,35 @@ def test_many_large_finite_numbers_are_finite() -> None:
 
 
 def test_what_is_kept_is_a_copy_as_large_as_what_was_asked_for() -> None:
-    live = torch.rand(4, 16, 3, 8)
-    kept = cast("z", cut("z", live, heads=[1], positions=[-1]), "float32", 1.0)
+    live, buffers = torch.rand(4, 16, 3, 8), Buffers()
+    kept = buffers.copy(cut("z", live, heads=[1], positions=[-1]), "float32")
     assert kept.shape == (4, 1, 1, 8)
     assert torch.equal(kept[:, 0, 0], live[:, -1, 1])
     assert kept.untyped_storage().nbytes() == 4 * 8 * 4
-    whole = cast("z", cut("z", live, heads=None, positions=None), "float32", 1.0)
+    whole = buffers.copy(cut("z", live, heads=None, positions=None), "float32")
     before = whole.clone()
     live.zero_()
     assert torch.equal(whole, before)
 
 
+def test_a_copy_is_not_overwritten_before_it_is_given_back() -> None:
+    buffers = Buffers()
+    first, second = (buffers.copy(torch.full((2, 3), x), "float16") for x in (1.0, 2.0))
+    assert (first == 1).all() and (second == 2).all()
+    buffers.release(first)
+    third = buffers.copy(torch.full((2, 3), 3.0), "float16")
+    assert third.data_ptr() == first.data_ptr()
+    assert (second == 2).all() and (third == 3).all()
+    assert buffers.copy(torch.ones(2, 3), "float32").dtype == torch.float32
+
+
 @pytest.mark.parametrize("largest", [65505.0, 1e-5])
 def test_half_precision_is_refused_where_it_loses(largest: float) -> None:
-    value = torch.tensor([[[[largest]]]])
     with pytest.raises(DoesNotFitError):
-        cast("z", value, "float16", largest)
-    assert cast("z", value, "float32", largest).item() == value.item()
-    assert cast("z", torch.zeros(1), "float16", 0.0).item() == 0.0
+        check_fit("z", "float16", largest)
+    check_fit("z", "float32", largest)
+    check_fit("z", "float16", 0.0)
+    check_fit("pattern", "float16", 1e-5)
 
 
 def test_scores_and_pattern_must_belong_together() -> None:
