@@ -11,9 +11,9 @@ from .compress import Compressed
 from .cp import cp
 from .diagnostics import Degeneracy
 from .rank import RankSelection
-from .results import CPFit, CPScan
+from .results import CPFit, CPScan, Interaction, TuckerFit
 from .slices import compress_slices, slices_memory
-from .tucker import Interaction, TuckerFit, tucker
+from .tucker import tucker
 
 __all__ = [
     "CPFit",

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
 from attnlens.errors import DecompositionError
 
 from ._input import Labelled, Progress, read, tell
 from .compress import complete, fix_signs, leading, times
-
-if TYPE_CHECKING:
-    from tensorly.tucker_tensor import TuckerTensor
+from .results import TuckerFit
 
 Ranks = (
     int | float | str | Sequence[int | float | str | None] | Mapping[str, int | float | str | None]
@@ -30,135 +24,6 @@ Ranks = (
 _Wanted = int | float | None
 _HINT = 'Give a size of at least 1, a share of the energy between 0 and 1, or "all".'
 _SETTLED = 1e-6
-
-
-@dataclass(frozen=True)
-class Interaction:
-    """One entry of a Tucker core.
-
-    Attributes
-    ----------
-    index : dict of str to int
-        By mode: its component (for a mode left whole, its entry).
-    value : float
-        The core's entry: strength and sign.
-    share : float
-        Share of the tensor's squared norm.
-    """
-
-    index: dict[str, int]
-    value: float
-    share: float
-
-
-@dataclass(frozen=True)
-class TuckerFit:
-    """A Tucker decomposition with its core in HOSVD normal form.
-
-    Factors have orthonormal columns; the core's slices along a mode are orthogonal to one another
-    and descend in norm; the largest-magnitude entry of each factor column is positive.
-
-    Attributes
-    ----------
-    core : ndarray
-        float64 ``[c_1, ..., c_N]``; modes left whole have their full size.
-    factors : tuple of ndarray or None
-        float64 ``[n_k, c_k]``; None for a mode left whole.
-    dims : tuple of str
-        Names of the modes.
-    ranks : tuple of int
-        Sizes of the core.
-    spectra : dict of str to ndarray
-        By mode whose rank was given as a share of the energy: the squared singular values of the
-        tensor's unfolding, as shares of its squared norm, descending.
-    error : float
-        Norm of the residual over the norm of the tensor.
-    converged : bool
-        Whether the last sweep changed the error by less than 1e-6.
-    n_sweeps : int
-        HOOI sweeps after the ST-HOSVD.
-    notes : tuple of str
-        What a reader should know.
-    """
-
-    core: np.ndarray
-    factors: tuple[np.ndarray | None, ...]
-    dims: tuple[str, ...]
-    ranks: tuple[int, ...]
-    spectra: Mapping[str, np.ndarray]
-    error: float
-    converged: bool
-    n_sweeps: int
-    notes: tuple[str, ...] = ()
-    coords: Mapping[Hashable, Any] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def tucker_tensor(self) -> TuckerTensor:
-        """The fit in tensorly's form, on numpy; a mode left whole gets an identity factor."""
-        import tensorly as tl
-        from tensorly.tucker_tensor import TuckerTensor
-
-        factors = [
-            np.eye(n) if f is None else f.copy()
-            for f, n in zip(self.factors, self.core.shape, strict=True)
-        ]
-        with tl.backend_context("numpy", local_threadsafe=True):
-            return TuckerTensor((self.core.copy(), factors))
-
-    @property
-    def explained(self) -> float:
-        """Share of the tensor's squared norm that the fit explains."""
-        return 1.0 - self.error**2
-
-    def interactions(self, n: int = 10) -> list[Interaction]:
-        """Strongest entries of the core, by descending share of the tensor's energy.
-
-        Entries of equal magnitude keep the core's order.
-        """
-        flat = np.abs(self.core).reshape(-1)
-        top = np.argsort(-flat, kind="stable")[:n]
-        energy = float(np.square(self.core / max(flat.max(), 1e-300)).sum())
-        out = []
-        for place in top:
-            index = np.unravel_index(int(place), self.core.shape)
-            value = float(self.core[index])
-            share = 0.0
-            if value:
-                share = float(self.explained * (value / flat.max()) ** 2 / energy)
-            named = {d: int(i) for d, i in zip(self.dims, index, strict=True)}
-            out.append(Interaction(named, value, share))
-        return out
-
-    @cached_property
-    def dataset(self) -> xr.Dataset:
-        """``core[DIM_component, ...]``, ``factor_DIM[DIM, DIM_component]``, ``energy_DIM``.
-
-        A mode left whole keeps its own name in the core and has no factor.
-        """
-        names = [
-            d if f is None else f"{d}_component"
-            for d, f in zip(self.dims, self.factors, strict=True)
-        ]
-        data: dict[str, Any] = {"core": (names, self.core)}
-        coords = dict(self.coords)
-        for dim, name, factor in zip(self.dims, names, self.factors, strict=True):
-            if factor is None:
-                continue
-            data[f"factor_{dim}"] = ((dim, name), factor)
-            coords[name] = np.arange(factor.shape[1])
-            if dim in self.spectra:
-                data[f"energy_{dim}"] = (f"{dim}_direction", self.spectra[dim])
-        attrs = {
-            "method": "tucker",
-            "modes": list(self.dims),
-            "ranks": list(self.ranks),
-            "error": self.error,
-            "explained": self.explained,
-            "converged": int(self.converged),
-            "n_sweeps": self.n_sweeps,
-            "notes": json.dumps(list(self.notes), ensure_ascii=False),
-        }
-        return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
 def tucker(
