@@ -93,7 +93,10 @@ def write_page(
         "command": list(command),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 3),
-        "model": last["model"],
+        "model": {
+            **last["model"],
+            "name": f"{name}: {lined['run'].values[0]} to {lined['run'].values[-1]}",
+        },
         "corpus": last["corpus"],
         "plan": {},
         "store": "",

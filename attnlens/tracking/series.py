@@ -26,12 +26,14 @@ def quantities(run: Run) -> dict[str, xr.DataArray]:
     -------
     dict from str to xarray.DataArray
         ``"analysis.variable"`` to numbers over ``layer`` and ``head``, over one of them, or over
-        nothing. Spreads (``*_std``) and whatever else has further dimensions are left out.
+        nothing. Spreads (``*_std``), whole numbers of heads (which are labels, such as a
+        cluster's) and whatever has further dimensions are left out.
     """
     found = {}
     for name in run:
         for variable, values in run[name].data_vars.items():
-            numeric = values.dtype.kind in "iuf"
+            label = values.dtype.kind in "iu" and "head" in values.dims
+            numeric = values.dtype.kind in "iuf" and not label
             if numeric and set(values.dims) <= _FOLLOWED and not str(variable).endswith("_std"):
                 found[f"{name}.{variable}"] = values.astype(np.float64)
     return found
