@@ -236,10 +236,17 @@ def test_missing_file_and_folder(tmp_path: Path, word_tokenizer: Any, tiny: Any)
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_a_file_without_text_is_refused(
-    tmp_path: Path, word_tokenizer: Any, tiny: Any, content: bytes, chunk: int | None
+    tmp_path: Path, demo_tokenizer: Any, demo: Any, content: bytes, chunk: int | None
 ) -> None:
     with pytest.raises(CorpusError, match="no prompts"):
-        load(written(tmp_path, content), word_tokenizer, tiny, chunk=chunk)
+        load(written(tmp_path, content), demo_tokenizer, demo, chunk=chunk)
+
+
+def test_lines_of_blanks_are_empty_even_where_blanks_are_tokens(
+    tmp_path: Path, demo_tokenizer: Any, demo: Any
+) -> None:
+    prompts = load(written(tmp_path, b"a\n  \n\t\nb\n"), demo_tokenizer, demo)
+    assert len(prompts) == 2 and prompts.notes == ("2 empty lines skipped.",)
 
 
 def test_samples_takes_the_first_and_says_when_there_are_fewer(
