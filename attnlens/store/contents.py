@@ -13,8 +13,9 @@ from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import NeedError
 from attnlens.needs import BUILTIN_STATISTICS
 from attnlens.store.lazy import HeadOutputs, Joined, OuterArray, Piece
+from attnlens.store.rules import derived_spec
 from attnlens.store.schema import Manifest, resolve_positions
-from attnlens.store.units import Unit, attention_of, label
+from attnlens.store.units import Unit, attention_of, label, rebuilt, spec_of
 from attnlens.store.weights import Weights
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Contents(Mapping[str, xr.DataArray]):
     def __contains__(self, name: object) -> bool:
         if name in self.manifest.activations or name in self._given:
             return True
+        if derived_spec(self.manifest, str(name)) is not None:
+            return True
         if name == "result":
             z = self.manifest.activations.get("z")
             return z is not None and self._weights.covers(z)
@@ -83,11 +86,11 @@ class Contents(Mapping[str, xr.DataArray]):
             of = name.partition(".")[0]
         else:
             return False
-        spec = self.manifest.activations.get(of)
+        spec = self.manifest.activations.get(of) or derived_spec(self.manifest, of)
         return spec is not None and spec.positions is None
 
     def __getitem__(self, name: str) -> xr.DataArray:
-        if name in self.manifest.activations or (name == "result" and name in self):
+        if name in self.manifest.activations or (name in ACTIVATIONS and name in self):
             return self._activation(name)
         if name in self._given:
             return self._given[name]
@@ -113,6 +116,9 @@ class Contents(Mapping[str, xr.DataArray]):
         """Return an activation as a lazy array over all its dimensions and prompts."""
         if name == "result" and name not in self.manifest.activations:
             return HeadOutputs(self.lazy("z"), self._weights.w_o(self.manifest.activations["z"]))
+        if derived_spec(self.manifest, name) is not None:
+            lengths = np.asarray(self.manifest.prompts.lengths)
+            return rebuilt(self, self.manifest, name, lengths)
         spec, longest = self.manifest.activations[name], self.manifest.max_length
         rows = longest if spec.positions is None else len(spec.positions)
         pieces = []
@@ -133,7 +139,7 @@ class Contents(Mapping[str, xr.DataArray]):
         return Joined(pieces, tuple(sizes[d] for d in ACTIVATIONS[name].dims))
 
     def _activation(self, name: str) -> xr.DataArray:
-        spec = self.manifest.activations[name if name in self.manifest.activations else "z"]
+        spec = spec_of(self.manifest, name)
         positions = spec.positions or np.arange(self.manifest.max_length)
         prompts = range(self.manifest.prompts.n)
         return label(self.lazy(name), name, spec, prompts, self.manifest.prompts.lengths, positions)
@@ -157,7 +163,8 @@ class Contents(Mapping[str, xr.DataArray]):
         """Give a statistic the labels that it does not know itself."""
         head = next((d for d in ("head", "kv_head") if d in result.dims), None)
         heads = self.manifest.heads
-        spec = self.manifest.activations.get(name.partition(".")[0])
+        of = name.partition(".")[0]
+        spec = self.manifest.activations.get(of) or derived_spec(self.manifest, of)
         if spec is not None and name not in self.manifest.statistics:
             heads = spec.heads
         if head and heads is not None and len(heads) == result.sizes[head]:

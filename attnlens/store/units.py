@@ -13,6 +13,8 @@ from attnlens.activations import ACTIVATIONS
 from attnlens.errors import NeedError
 from attnlens.store.blocks import Block
 from attnlens.store.lazy import HeadOutputs, OuterArray, Single
+from attnlens.store.rebuilt import Rebuilt
+from attnlens.store.rules import derived_spec, key_places, rule_of
 from attnlens.store.schema import ActivationSpec, Manifest, UnitSpec, resolve_positions
 from attnlens.store.weights import Weights
 
@@ -90,8 +92,10 @@ class Unit:
 
     def __contains__(self, name: object) -> bool:
         z = self._manifest.activations.get("z")
-        return name in self._manifest.activations or (
-            name == "result" and z is not None and self._weights.covers(z)
+        return (
+            name in self._manifest.activations
+            or derived_spec(self._manifest, str(name)) is not None
+            or (name == "result" and z is not None and self._weights.covers(z))
         )
 
     def lazy(self, name: str) -> OuterArray:
@@ -106,6 +110,9 @@ class Unit:
             return Single(self.blocks[name])
         if name == "result" and "z" in self._manifest.activations:
             return HeadOutputs(self.lazy("z"), self._weights.w_o(self._manifest.activations["z"]))
+        if derived_spec(self._manifest, name) is not None:
+            lengths = np.full(len(self.prompt_ids), self.length)
+            return rebuilt(self, self._manifest, name, lengths)
         raise NeedError(
             f"The store holds no {name}.",
             hint=f"It holds {', '.join(self._manifest.activations) or 'no activations'}.",
@@ -113,7 +120,7 @@ class Unit:
 
     def __getitem__(self, name: str) -> xr.DataArray:
         array = self.lazy(name)
-        spec = self._manifest.activations[name if name in self._manifest.activations else "z"]
+        spec = spec_of(self._manifest, name)
         _, positions = resolve_positions(spec.positions, self.length)
         return label(
             array, name, spec, self.prompt_ids, [self.length] * len(self.prompt_ids), positions
@@ -130,6 +137,38 @@ class Unit:
             Which of the unit's prompts, by their place in it; only these are read.
         """
         return attention_of(self, self._manifest, layer, None, prompts)
+
+
+def spec_of(manifest: Manifest, name: str) -> ActivationSpec:
+    """Return which layers and heads a store gives of an activation, held or derived."""
+    held = manifest.activations
+    return held.get(name) or derived_spec(manifest, name) or held["z"]
+
+
+def rebuilt(source: Any, manifest: Manifest, name: str, lengths: npt.NDArray[Any]) -> Rebuilt:
+    """Return ``pattern`` or ``scores`` of stored queries and keys, lazily.
+
+    Parameters
+    ----------
+    source : Store or Unit
+        Whose ``lazy`` gives ``q_rot`` and ``k_rot``.
+    manifest : Manifest
+        Of which `derived_spec` gives something for `name`.
+    name : {"pattern", "scores"}
+    lengths : ndarray of int, [prompt]
+    """
+    spec = spec_of(manifest, name)
+    q, k = source.lazy("q_rot"), source.lazy("k_rot")
+    rules = [rule_of(manifest.model, layer) for layer in spec.layers]
+    return Rebuilt(
+        "scores" if name == "scores" else "pattern",
+        q,
+        k,
+        rules=[rule for rule in rules if rule is not None],
+        heads=range(q.shape[3]) if spec.heads is None else spec.heads,
+        places=key_places(manifest, q.shape[3], k.shape[3]),
+        lengths=lengths,
+    )
 
 
 def attention_of(
@@ -159,12 +198,11 @@ def attention_of(
     """
     from attnlens.attention import Attention
 
-    spec = manifest.activations.get("pattern")
+    spec = manifest.activations.get("pattern") or derived_spec(manifest, "pattern")
     if spec is None:
-        # Attention from q_rot and k_rot alone (Attention.from_qk) belongs here.
         raise NeedError(
             "The store holds no pattern, so there is no attention to look at.",
-            hint="Capture with pattern among the activations.",
+            hint="Capture with pattern among the activations, or q_rot and k_rot.",
         )
     if spec.positions is not None:
         raise NeedError(
@@ -176,13 +214,23 @@ def attention_of(
             f"The store holds no pattern of layer {layer}.",
             hint=f"It holds layers {', '.join(map(str, spec.layers))}.",
         )
+    lengths = None if lengths is None else np.asarray(lengths)[prompts]
+    rule = rule_of(manifest.model, layer)
+    if "pattern" not in manifest.activations and rule is not None:
+        q, k = (
+            np.moveaxis(source[name].sel(layer=layer).isel(prompt=prompts).values, 2, 1)
+            for name in ("q_rot", "k_rot")
+        )
+        if spec.heads is not None:  # not every group of heads is whole
+            k = k[:, key_places(manifest, q.shape[1], k.shape[1])]
+        return rule.attention(q, k, spec.heads, lengths)
     pattern = source["pattern"].sel(layer=layer).isel(prompt=prompts).values
     windows = manifest.model.get("windows") or ()
     return Attention.from_pattern(
         pattern,
         causal=manifest.model.get("causal"),
         window=windows[layer] if layer < len(windows) else None,
-        lengths=None if lengths is None else np.asarray(lengths)[prompts],
+        lengths=lengths,
     )
 
 
