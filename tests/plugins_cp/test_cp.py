@@ -231,3 +231,21 @@ def test_words_are_the_directions_in_the_vocabulary() -> None:
         best = np.argsort(-logits[:, c])[:4]
         words = result["words_d_model"].isel(component=c).sel(end="top").values
         assert list(words) == [f" w{i}" for i in best]
+
+
+def test_centring_takes_the_mean_of_each_head_away() -> None:
+    store = planted(noise=0.1)
+    shift = np.random.default_rng(3).standard_normal((LAYERS, HEADS, D_MODEL))
+    moved = attnlens.Store.from_arrays(
+        result=store["result"].values + shift[:, None], weights={"W_O": store.weights["W_O"].values}
+    )
+    analysis = CP(rank=3, center=True)
+    plain, other = analysis.compute(store), analysis.compute(moved)
+    np.testing.assert_allclose(other["weights"], plain["weights"], rtol=1e-4)
+    np.testing.assert_allclose(other["rebuild_error"], plain["rebuild_error"], rtol=1e-4)
+
+
+def test_signs_are_fixed_in_the_tensors_own_space() -> None:
+    result = CP(rank=3).compute(planted(noise=0.2))
+    for values in (result["loadings"].values.reshape(-1, 3), result["token_loadings"].values):
+        assert (values[np.abs(values).argmax(0), np.arange(3)] > 0).all()

@@ -59,6 +59,7 @@ def build(
             sample,
             pooled=options.tokens == "pooled",
             scaled=options.scaled,
+            center=options.center,
             max_rank=max_rank,
             seed=seed,
         )

@@ -97,6 +97,7 @@ def token_text(result: xr.Dataset, figure: Any) -> str:
         [str(t) for t in here["token_text"].values],
         title=f"Which tokens each component is about: prompt {prompt}{where}",
         components=[str(c) for c in result["component"].values],
+        most=120,
     )
     return f"Loadings of {result.sizes['component']} components on the tokens of prompt {prompt}."
 

@@ -102,7 +102,7 @@ def _report(tensor: Compressed, found: Any, joint: bool) -> Fit:
     share = np.divide(left, tensor.energy, out=np.zeros_like(left), where=tensor.energy > 0)
     return Fit(
         weights,
-        [tensor.expand(f, k) for k, f in enumerate(factors)],
+        positive_peaks([tensor.expand(f, k) for k, f in enumerate(factors)]),
         float(np.sqrt(max(left.sum(), 0.0) / total)) if total > 0 else 0.0,
         np.where(tensor.energy > 0, 1.0 - share, 0.0),
         float(found.core_consistency),
@@ -112,6 +112,23 @@ def _report(tensor: Compressed, found: Any, joint: bool) -> Fit:
         np.asarray(found.restart_errors),
         tuple(found.notes),
     )
+
+
+def positive_peaks(factors: list[Floats]) -> list[Floats]:
+    """Fix signs: in every mode but the last, the entry of largest magnitude is positive.
+
+    The engine's rule, applied again where factors have left the compressed space. Of entries within
+    a millionth of the largest the first decides.
+    """
+    carried = np.ones(factors[0].shape[1])
+    found = []
+    for factor in factors[:-1]:
+        size = np.abs(factor)
+        first = (size >= (1 - 1e-6) * size.max(0)).argmax(0)
+        sign = np.where(factor[first, np.arange(factor.shape[1])] < 0, -1.0, 1.0)
+        found.append(factor * sign)
+        carried *= sign
+    return [*found, factors[-1] * carried]
 
 
 def stability(

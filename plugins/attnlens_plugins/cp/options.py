@@ -63,6 +63,11 @@ class CPOptions(attnlens.Options):
         description="heads: bring every head's slice to norm 1 first, so that each head counts the "
         "same; none: as they are, so that the largest decide; auto: heads, but none for patterns.",
     )
+    center: bool = Field(
+        False,
+        description="Subtract from each head's output its mean over the tokens, so that components "
+        "speak of what differs between tokens (result and z only).",
+    )
     clusters: int | Literal["auto"] = Field(
         "auto",
         description="Number of head clusters; auto: where the mean silhouette is largest, and none "

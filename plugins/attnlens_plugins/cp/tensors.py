@@ -98,6 +98,7 @@ def head_outputs(
     *,
     pooled: bool,
     scaled: bool,
+    center: bool,
     max_rank: int,
     seed: int,
 ) -> Compressed:
@@ -116,6 +117,8 @@ def head_outputs(
         Take the mean over each prompt as one entry.
     scaled : bool
         Bring every head to norm 1.
+    center : bool
+        Subtract each head's mean over the entries first.
     max_rank : int
         Largest number of components that will be fitted.
     seed : int
@@ -131,9 +134,15 @@ def head_outputs(
     groups = sample.prompts if pooled else sample.prompt
     source = _Passes(store, name, sample, pooled)
     gram: Any = 0.0
+    total: Any = 0.0
     for block in source:
         rows = block.reshape(block.shape[0], -1)
         gram = gram + np.asarray(rows @ rows.T, dtype=np.float64)
+        total = total + block.sum(axis=1, dtype=np.float64)
+    if center:
+        mean = total / len(groups)
+        gram = gram - len(groups) * mean @ mean.T
+        source.subtract(mean)
     _check_finite(gram, layers, heads, name)
     norm, factor = _scales(gram, scaled)
     directions = _features(source, factor, size, seed)
@@ -306,10 +315,19 @@ class _Passes:
         self._how = (store, name, sample)
         self._pooled = pooled
         self._kept: list[Any] | None = None
+        self._mean: Floats | None = None
         data = next(iter(store.units()))[name]
         self.width = int(data.sizes[data.dims[-1]])
 
+    def subtract(self, mean: Floats) -> None:
+        """Subtract a mean over [row, feature] from all that is read from now on."""
+        self._mean = mean
+
     def __iter__(self) -> Any:
+        for block in self._read():
+            yield block if self._mean is None else block - self._mean.astype(block.dtype)[:, None]
+
+    def _read(self) -> Any:
         if self._kept is not None:
             yield from self._kept
             return
