@@ -98,7 +98,13 @@ class Equivariance(attnlens.Analysis):
         return result
 
     def _beside_twins(
-        self, store: Any, result: xr.Dataset, weights: Any, pairs: Any, tokens: Any, notes: list[str]
+        self,
+        store: Any,
+        result: xr.Dataset,
+        weights: Any,
+        pairs: Any,
+        tokens: Any,
+        notes: list[str],
     ) -> xr.Dataset:
         """Compare heads, and measure on twins what is claimed of the model."""
         model, facts = store.model, store.model.facts

@@ -91,7 +91,7 @@ _HEADS: tuple[tuple[str, str, str, bool, str, str], ...] = (
         "key_bias_error", "key_bias_tolerance",
     ),
     (
-        "key-bias-bound", "softmax", "… but on {bound} dimensions", False,
+        "key-bias-bound", "softmax", "{but} {bound} dimensions", False,
         "key_bias_change", "shift_tolerance",
     ),
     (
@@ -147,9 +147,13 @@ def _words(result: xr.Dataset) -> dict[str, str]:
         )
         if there
     ]
-    bound = " or ".join(acting) or "other"
-    partly = "key_bias_change" in result and bool(result["key_bias_change"].notnull().any())
-    return {"null": ", on unrotated dimensions" if partly else "", "bound": bound}
+    partly = bool(result["key_bias_error"].notnull().any())
+    bound = bool(result["key_bias_change"].notnull().any())
+    return {
+        "null": ", on unrotated dimensions" if bound else "",
+        "but": "… but on" if partly else "a vector added to all keys, on",
+        "bound": " or ".join(acting) or "other",
+    }
 
 
 def _rotation(result: xr.Dataset) -> Iterator[Check]:

@@ -165,8 +165,8 @@ def value_output_heads(weights: Mapping[str, Any], facts: Any) -> Heads:
 
 def _per_head(gain: Any) -> Array:
     """Shape a gain [layer, d_head] or [layer, head, d_head] for [layer, head, row, d_head]."""
-    gain = np.asarray(gain, dtype=np.float64)
-    return gain[:, None, None, :] if gain.ndim == 2 else gain[:, :, None, :]
+    values: Array = np.asarray(gain, dtype=np.float64)
+    return np.expand_dims(values, (1, 2) if values.ndim == 2 else 2)
 
 
 def _flat(values: Array) -> Array:
@@ -287,7 +287,7 @@ def nearest(distances: Array) -> Array:
     return np.asarray(np.nanmin(apart, axis=1))
 
 
-def cluster(distances: Array, below: float) -> tuple[Array, Array]:
+def cluster(distances: Array, below: float) -> tuple[Any, Any]:
     """Group heads whose average distance is less than a threshold.
 
     Parameters

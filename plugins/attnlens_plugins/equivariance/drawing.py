@@ -51,6 +51,11 @@ def certificate(result: xr.Dataset, figure: Figure) -> str:
         )  # fmt: skip
         for layer in range(layers):
             _cell(ax, layer, y, line, written=written)
+        if not written:
+            ax.text(
+                1.006, y, _summary(line), transform=ax.get_yaxis_transform(), va="center",
+                fontsize=8.0, color=_MUTED,
+            )  # fmt: skip
     ax.set_xlim(-0.5, layers - 0.5)
     ax.set_ylim(len(lines) - 0.4, -0.6)
     step = max(1, -(-layers // 24))
@@ -100,6 +105,16 @@ def _cell(ax: Axes, layer: int, y: int, check: Check, *, written: bool) -> None:
             layer, y, text, ha="center", va="center", fontsize=8.0 if written else 6.0, color=ink,
             fontweight="bold" if verdict == "fails" else "normal",
         )  # fmt: skip
+
+
+def _summary(check: Check) -> str:
+    """Say in a few characters what a row of many layers shows."""
+    verdicts = [v for v in check.verdicts if v != "none"]
+    if check.must_hold:
+        wrong = sum(v != "holds" for v in verdicts)
+        return "✓" if not wrong else f"not in {wrong} of {len(verdicts)}"
+    low, high = _amount(float(np.nanmin(check.value))), _amount(float(np.nanmax(check.value)))
+    return low if low == high else f"{low}–{high}"
 
 
 def _amber(value: float) -> Any:
@@ -163,7 +178,7 @@ def positionality(result: xr.Dataset, figure: Figure) -> str:
         vmin=0.0,
         vmax=1.0,
         cmap="diverging",
-        note="Tokens are shuffled while positions and mask stay; hatched: attention does not react",
+        note="Tokens shuffled, positions and mask in place",
     )
     low, high = values.min().item(), values.max().item()
     return f"A grid of layers by heads: positionality from {low:.2f} (content) to {high:.2f}."
@@ -191,8 +206,11 @@ def reactions(result: xr.Dataset, figure: Figure) -> str:
     ax.set_aspect("equal")
     ax.set_xlabel("Change seen from the positions")
     ax.set_ylabel("Change seen from the tokens")
-    ax.text(0.03, 0.97, "follows positions", transform=ax.transAxes, va="top", color=_MUTED)
-    ax.text(0.97, 0.03, "follows content", transform=ax.transAxes, ha="right", color=_MUTED)
+    for text, side, along in (("follows positions", 1, "bottom"), ("follows content", -1, "top")):
+        ax.annotate(
+            text, (top * 0.5, top * 0.5), xytext=(-3 * side, 3 * side), textcoords="offset points",
+            rotation=45, rotation_mode="anchor", ha="center", va=along, color=_MUTED, fontsize=8.0,
+        )  # fmt: skip
     score = np.where(np.isfinite(x) & np.isfinite(y), y - x, np.nan)
     for i, j in _extremes(score):
         ax.annotate(
@@ -211,10 +229,11 @@ def reactions(result: xr.Dataset, figure: Figure) -> str:
     )
 
 
-def _extremes(score: Any, most: int = 4) -> list[tuple[int, int]]:
+def _extremes(score: Any) -> list[tuple[int, int]]:
     """Return the heads farthest to either side, for naming."""
     flat = [(float(v), i, j) for (i, j), v in np.ndenumerate(score) if np.isfinite(v)]
     flat.sort()
+    most = 4 if len(flat) <= 200 else 2
     chosen = flat[:most] + flat[-most:]
     return list(dict.fromkeys((i, j) for _, i, j in chosen))
 
@@ -231,11 +250,14 @@ def head_distances(result: xr.Dataset, figure: Figure) -> str:
     axes = np.ravel(figure.subplots(1, 2))
     labels = [str(v) for v in result["one"].values[order]]
     step = max(1, -(-count // max(int(side / 0.125), 1)))
+    # Where no heads come near each other, half the scale would be empty.
+    low = 0.0 if float(result["nearest_distance"].min()) < 0.6 else 0.5
     clusters = result["cluster"].transpose("layer", "head").values.ravel()[order]
     for ax, (name, title) in zip(axes, parts, strict=True):
         values = np.ma.masked_invalid(result[name].values[np.ix_(order, order)])
+        values[np.eye(count, dtype=bool)] = np.ma.masked  # a head with itself says nothing
         image = ax.imshow(
-            values, cmap=attnlens.figures.SEQUENTIAL.reversed(), vmin=0, vmax=1, aspect="equal"
+            values, cmap=attnlens.figures.SEQUENTIAL.reversed(), vmin=low, vmax=1, aspect="equal"
         )
         _outline(ax, clusters)
         ax.set_title(title, color=_INK, fontweight="bold")
@@ -244,7 +266,7 @@ def head_distances(result: xr.Dataset, figure: Figure) -> str:
         ax.tick_params(length=0)
         for spine in ax.spines.values():
             spine.set_visible(False)
-    bar = figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.02, extend="max")
+    bar = figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.02)
     bar.set_label("Distance: 0 equal, 1 unrelated")
     bar.outline.set_visible(False)
     figure.suptitle("Which heads are alike, whatever their bases", x=0.012, ha="left")

@@ -8,6 +8,7 @@ here act from the right on ``W[d_model, d_head]`` and on ``b[d_head]``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Kind = Literal["linear", "scaled rotations", "rotations", "orthogonal", "signs", "pair signs", "none"]
+Kind = Literal[
+    "linear", "scaled rotations", "rotations", "orthogonal", "signs", "pair signs", "none"
+]
 
 #: Elements are drawn with singular values between 1 / _STRETCH and _STRETCH.
 _STRETCH = 2.0
@@ -26,8 +29,8 @@ _EQUAL = 1e-6
 
 WORDS: dict[str, str] = {
     "linear": "GL({0})",
-    "scaled rotations": "{1} blocks (a, b; -b, a)",
-    "rotations": "{1} rotations SO(2)",
+    "scaled rotations": "{1} blocks (a, b; −b, a)",
+    "rotations": "SO(2)^{1}",
     "orthogonal": "O({0})",
     "signs": "{0} signs",
     "pair signs": "{1} pair signs",
@@ -119,7 +122,7 @@ class Group:
         a = np.eye(self.d_head)
         for block in self.blocks:
             a[np.ix_(block.dims, block.dims)] = block.draw(generator)
-        return a, np.linalg.inv(a).T
+        return a, np.asarray(np.linalg.inv(a).T, dtype=np.float64)
 
     def draw_outside(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """Return maps that belong to a larger group (GL, or one side only) and not to this one."""
@@ -127,10 +130,10 @@ class Group:
             # Nothing invertible is outside; queries alone must not be changed.
             return random_invertible(self.d_head, generator), np.eye(self.d_head)
         a = random_invertible(self.d_head, generator)
-        return a, np.linalg.inv(a).T
+        return a, np.asarray(np.linalg.inv(a).T, dtype=np.float64)
 
     def words(self) -> str:
-        """Name the group, such as ``GL(64)`` or ``8 blocks (a, b; -b, a) x GL(48)``."""
+        """Name the group, such as ``GL(64)`` or ``8 blocks (a, b; −b, a) x GL(48)``."""
         counts: dict[str, int] = {}
         orthogonal = []
         for block in self.blocks:
@@ -139,7 +142,8 @@ class Group:
             elif block.dims:
                 counts[block.kind] = counts.get(block.kind, 0) + len(block.dims)
         named = [WORDS[kind].format(n, n // 2) for kind, n in counts.items()]
-        return " x ".join([*named, *orthogonal]) or "trivial"
+        text = " x ".join([*named, *orthogonal]) or "trivial"
+        return re.sub(r"\b1 (block|sign|pair sign)s\b", r"1 \1", text)
 
 
 def random_orthogonal(n: int, generator: np.random.Generator) -> Array:
@@ -160,7 +164,8 @@ def random_invertible(n: int, generator: np.random.Generator) -> Array:
     An ill-conditioned one would enlarge rounding errors and say nothing more.
     """
     sigma = np.exp(generator.uniform(-1, 1, size=n) * np.log(_STRETCH))
-    return (random_orthogonal(n, generator) * sigma) @ random_orthogonal(n, generator)
+    left, right = random_orthogonal(n, generator), random_orthogonal(n, generator)
+    return np.asarray((left * sigma) @ right)
 
 
 def condition(*maps: Array) -> float:

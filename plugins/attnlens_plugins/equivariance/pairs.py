@@ -122,9 +122,7 @@ def compare(left: Any, right: Any, *, shuffles: int, seed: int) -> xr.Dataset:
     """
     n = len(left)
     depth = [round(i * (len(right) - 1) / max(n - 1, 1)) for i in range(n)]
-    rows = [
-        with_null(left[i], right[j], shuffles=shuffles, seed=seed) for i, j in enumerate(depth)
-    ]
+    rows = [with_null(left[i], right[j], shuffles=shuffles, seed=seed) for i, j in enumerate(depth)]
     names = list(INVARIANTS)
     result = xr.Dataset(coords={"invariant": names})
     for key in ("value", "null_mean", "null_high", "p"):

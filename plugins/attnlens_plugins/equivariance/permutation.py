@@ -1,4 +1,4 @@
-"""Permutation equivariance: is attention blind to order, once positions and mask are permuted too?
+"""Permutation equivariance: attention is blind to order, once positions and mask go along.
 
 For a permutation P of the tokens, attention with its positional encodings and its mask M carried
 along satisfies ``Attn(P X, P M P^T) = P Attn(X, M)``: it is a function on a set. What the model
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlens_plugins.equivariance.live import Call
-from attnlens_plugins.equivariance.rounding import pattern_tolerance, value_tolerance
+from attnlens_plugins.equivariance.rounding import value_tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +126,7 @@ def _longest_value(call: Call) -> Tensor | None:
     if "v" not in call.seen:
         return None
     groups = call.model.facts.n_heads // call.model.facts.n_kv_heads
-    lengths = torch.linalg.vector_norm(call.seen["v"].double(), dim=-1).amax((0, 1))
+    lengths: Tensor = torch.linalg.vector_norm(call.seen["v"].double(), dim=-1).amax((0, 1))
     return lengths.repeat_interleave(groups).clamp_min(1e-30).cpu()
 
 
@@ -223,6 +223,3 @@ def shuffles(tokens: Any, count: int, seed: int) -> list[Any]:
         order[free] = free[generator.permutation(len(free))]
         orders.append(order)
     return orders
-
-
-__all__ = ["Permutation", "pattern_tolerance", "reaction", "shuffles"]

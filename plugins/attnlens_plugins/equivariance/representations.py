@@ -82,7 +82,7 @@ def rsa(x: Any, y: Any) -> float:
     ranks = [rankdata(pdist(np.asarray(side, dtype=np.float64))) for side in (x, y)]
     if any(len(r) < 3 or r.std() == 0 for r in ranks):
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def gram_similarity(x: Any, y: Any) -> float:
@@ -148,8 +148,8 @@ def with_null(x: Any, y: Any, *, shuffles: int, seed: int) -> dict[str, dict[str
 
 
 def _centred(x: Any) -> Array:
-    x = np.asarray(x, dtype=np.float64)
-    return x - x.mean(0)
+    a: Array = np.asarray(x, dtype=np.float64)
+    return np.asarray(a - a.mean(0))
 
 
 def _kernel(x: Any) -> Array:

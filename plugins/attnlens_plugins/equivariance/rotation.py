@@ -1,4 +1,4 @@
-"""Rotation symmetry of the residual stream: is there a preferred basis?
+"""Rotation symmetry of the residual stream: whether it has a preferred basis.
 
 Everything that reads the residual stream is linear once the norm before it has divided by a length,
 so that ``x -> x R`` can be undone in the weights, if the norm commutes with R: an RMSNorm does (its
@@ -70,8 +70,10 @@ class Rotation:
         import torch
 
         dtype = getattr(torch, facts.dtype, torch.float32)
-        # Products with R sum d_model terms, and so does the length that the norm divides by.
-        self.tolerance = 16 * unit_roundoff(dtype) * facts.d_model**0.5
+        # Products with R sum d_model terms, and so does the length that the norm divides by; norms
+        # work in float32 even where the weights are float64.
+        eps = max(unit_roundoff(dtype), unit_roundoff(torch.float32))
+        self.tolerance = 16 * eps * facts.d_model**0.5
 
     def run(self, tokens: Any) -> None:
         """Run the model over tokens [prompt, pos]: once as it is, and once for each rotation."""
@@ -156,7 +158,8 @@ class Rotation:
         def jitter(norm: Any, args: Any, output: Tensor) -> Tensor:
             drawn = torch.randn(output.shape, generator=generator).to(output)
             scale = output.double().square().mean(-1, keepdim=True).sqrt().to(output)
-            return output + drawn * scale * (self.tolerance / 16)
+            moved: Tensor = output + drawn * scale * (self.tolerance / 16)
+            return moved
 
         with ExitStack() as stack:
             for _, _, norm, _ in places:
@@ -187,13 +190,12 @@ class _Turner:
             new = norm((x.to(turn.dtype) @ turn).to(x.dtype), *args[1:]).to(turn.dtype)
         finally:
             self.busy = False
-        if self.writes:
-            return (new @ turn.T).to(x.dtype)
-        gain, bias = _affine(norm, new)
-        return ((new - bias) / gain @ turn.T * gain + bias).to(x.dtype)
+        gain, bias = (1.0, 0.0) if self.writes else _affine(norm, new)
+        back: Tensor = ((new - bias) / gain @ turn.T * gain + bias).to(x.dtype)
+        return back
 
 
-def _affine(norm: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+def _affine(norm: Any, like: Tensor) -> tuple[Any, Any]:
     """Return a norm's gain, as it acts, and its bias; gains of 0 count as 1 (nothing is there)."""
     import torch
 

@@ -18,6 +18,21 @@ def unit_roundoff(dtype: Any) -> float:
     return float(torch.finfo(dtype).eps)
 
 
+def working_dtype(seen: dict[str, Tensor]) -> Any:
+    """Return the dtype that decides a layer's rounding.
+
+    Many families compute the softmax in float32 whatever their weights are: a float64 pattern that
+    float32 can hold was computed so.
+    """
+    import torch
+
+    dtype = next(iter(seen.values())).dtype
+    pattern = seen.get("pattern")
+    if dtype == torch.float64 and pattern is not None and bool((pattern.float() == pattern).all()):
+        return torch.float32
+    return dtype
+
+
 def largest_score(seen: dict[str, Tensor], facts: Any, layer: int) -> Tensor:
     """Bound each head's scores: ``beta max |q_i| max |k_j|``, [head].
 
@@ -32,7 +47,7 @@ def largest_score(seen: dict[str, Tensor], facts: Any, layer: int) -> Tensor:
     groups = facts.n_heads // facts.n_kv_heads
     longest = torch.linalg.vector_norm(q.float(), dim=-1).amax((0, 1))
     keys = torch.linalg.vector_norm(k.float(), dim=-1).amax((0, 1)).repeat_interleave(groups)
-    found = (abs(facts.scales[layer]) * longest * keys).cpu()
+    found: Tensor = (abs(facts.scales[layer]) * longest * keys).cpu()
     return found if facts.soft_cap is None else found.clamp(max=facts.soft_cap)
 
 
@@ -67,14 +82,15 @@ def pattern_tolerance(
     """
     import torch
 
-    dtype = next(iter(seen.values())).dtype
+    dtype = working_dtype(seen)
     eps = unit_roundoff(dtype)
     score = largest_score(seen, facts, layer)
     if dtype in (torch.float32, torch.float64):
         spread = facts.d_model**0.5 + facts.d_head**0.5
     else:
         spread = 4 / facts.d_head**0.5
-    return 2 * eps * (n**0.5 + score * spread * condition)
+    allowed: Tensor = 2 * eps * (n**0.5 + score * spread * condition)
+    return allowed
 
 
 def value_tolerance(
@@ -87,7 +103,7 @@ def value_tolerance(
     """
     import torch
 
-    dtype = next(iter(seen.values())).dtype
+    dtype = working_dtype(seen)
     wide = facts.d_model**0.5 if dtype in (torch.float32, torch.float64) else 1.0
     own = pattern_tolerance(seen, facts, layer, n, condition)
     return own + 2 * unit_roundoff(dtype) * wide * condition

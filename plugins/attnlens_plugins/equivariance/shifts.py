@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlens_plugins.equivariance.live import Call, Hooks
-from attnlens_plugins.equivariance.rounding import largest_score, pattern_tolerance, unit_roundoff
+from attnlens_plugins.equivariance.rounding import (
+    largest_score,
+    pattern_tolerance,
+    unit_roundoff,
+    working_dtype,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +76,7 @@ class Shifts:
         constants = (_SHIFT * drawn).to(call.x)
         hooks = _on_scores(call, lambda scores: scores + constants.to(scores))
         new = call.again(hooks=hooks) if hooks else call.again(shift=constants)
-        eps = unit_roundoff(call.x.dtype)
+        eps = unit_roundoff(working_dtype(call.seen))
         self.error[call.layer] = _largest(new["pattern"], call.seen["pattern"])
         # Adding c rounds the sum to its own spacing.
         rounding = pattern_tolerance(call.seen, self.facts, call.layer, call.n)
