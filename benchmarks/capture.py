@@ -64,7 +64,7 @@ class Bench:
                 self._forget()
 
     def cached(self) -> None:
-        """``run_with_cache``, then ``torch.save`` of z, the patterns and all else that it keeps."""
+        """``run_with_cache`` of everything, then ``torch.save`` of z and the patterns."""
         import torch
 
         with torch.inference_mode():

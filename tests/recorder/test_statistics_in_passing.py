@@ -149,3 +149,28 @@ def test_a_statistic_of_ones_own(
 def test_an_unknown_statistic_names_the_nearest(folder: Callable[..., Path]) -> None:
     with pytest.raises(NeedError, match=r"Did you mean 'pattern\.entropy'"):
         capture(folder("gpt2"), [[1]], statistics=["pattern.entropie"])
+
+
+def test_a_sliding_window_counts_only_the_keys_that_it_shows(
+    folder: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    store = capture(
+        folder("mistral"),
+        tokens,
+        statistics=["pattern.received", "pattern.by_offset"],
+        dtypes={"pattern": "float32"},
+        out=tmp_path / "s.attn",
+    )
+    pattern = store["pattern"].values.astype(float)
+    # The window is 2: a key is seen by its own query and the next; the last only by its own.
+    viewers = np.array([2.0] * 8 + [1.0])
+    np.testing.assert_allclose(
+        store["pattern.received"].values, pattern.sum(3).mean(0) / viewers, rtol=1e-6
+    )
+    by_offset = store["pattern.by_offset"]
+    assert np.isnan(by_offset.sel(offset=slice(2, None))).all()
+    np.testing.assert_allclose(
+        by_offset.sel(offset=1).values,
+        pattern[..., range(1, 9), range(8)].mean((0, -1)),
+        rtol=1e-6,
+    )
