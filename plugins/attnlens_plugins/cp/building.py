@@ -37,7 +37,13 @@ def sample_of(store: Any, options: CPOptions, seed: int) -> Sample | None:
 
 
 def build(
-    store: Any, options: CPOptions, sample: Sample | None, *, max_rank: int, seed: int
+    store: Any,
+    options: CPOptions,
+    sample: Sample | None,
+    *,
+    max_rank: int,
+    seed: int,
+    keep: bool | None = None,
 ) -> Compressed:
     """Build the tensor of a model or of a twin.
 
@@ -50,7 +56,11 @@ def build(
     max_rank : int
         Largest rank that will be fitted.
     seed : int
+    keep : bool, optional
+        Leave tensors other than ``result`` and ``z`` uncompressed; by default where non-negative
+        factors are asked for, which are found in the tensor's own space.
     """
+    keep = options.constrained if keep is None else keep
     if options.tensor in ("result", "z"):
         assert sample is not None
         return head_outputs(
@@ -64,14 +74,16 @@ def build(
             seed=seed,
         )
     if options.tensor == "pattern":
-        return _patterns(store, options, max_rank=max_rank, seed=seed)
+        return _patterns(store, options, max_rank=max_rank, seed=seed, keep=keep)
     if options.tensor == "second_moment":
         assert sample is not None
-        return _second_moments(store, options, sample, max_rank=max_rank, seed=seed)
-    return _circuits(store, options, max_rank=max_rank)
+        return _second_moments(store, options, sample, max_rank=max_rank, seed=seed, keep=keep)
+    return _circuits(store, options, max_rank=max_rank, keep=keep)
 
 
-def _patterns(store: Any, options: CPOptions, *, max_rank: int, seed: int) -> Compressed:
+def _patterns(
+    store: Any, options: CPOptions, *, max_rank: int, seed: int, keep: bool
+) -> Compressed:
     """Mean attention over prompts, and over the halves of each split."""
     lengths = np.asarray(store.lengths.values)
     length = min(int(lengths.max()), options.max_positions)
@@ -90,10 +102,10 @@ def _patterns(store: Any, options: CPOptions, *, max_rank: int, seed: int) -> Co
             part = np.where(mass > _LEFT, part / np.maximum(mass, _LEFT), 0.0)
         size = part.shape[-1]
         for k, chosen in enumerate([None, *(h for pair in in_half for h in pair)]):
-            keep = np.ones(len(prompts), bool) if chosen is None else np.isin(prompts, chosen)
-            total = part[keep].sum(0).reshape(rows, size, size)
+            taken = np.ones(len(prompts), bool) if chosen is None else np.isin(prompts, chosen)
+            total = part[taken].sum(0).reshape(rows, size, size)
             sums[k, :, :size, :size] += total
-            counts[k, :size] += keep.sum()
+            counts[k, :size] += taken.sum()
     means = sums / np.maximum(counts, 1)[:, None]
 
     def halves(i: int) -> tuple[Floats, Floats]:
@@ -105,7 +117,7 @@ def _patterns(store: Any, options: CPOptions, *, max_rank: int, seed: int) -> Co
         grid(layers, heads),
         max_rank=max_rank,
         scaled=options.scaled,
-        keep=options.constrained,
+        keep=keep,
         halves=halves if in_half else None,
     )
 
@@ -144,7 +156,7 @@ def _halves_of(store: Any, options: CPOptions, seed: int) -> list[tuple[Any, Any
 
 
 def _second_moments(
-    store: Any, options: CPOptions, sample: Sample, *, max_rank: int, seed: int
+    store: Any, options: CPOptions, sample: Sample, *, max_rank: int, seed: int, keep: bool
 ) -> Compressed:
     """Second moment of ``result``, summed where it is small: W_O^T (z^T z) W_O."""
     data = next(iter(store.units()))["z"]
@@ -174,12 +186,12 @@ def _second_moments(
         grid(layers, heads),
         max_rank=max_rank,
         scaled=options.scaled,
-        keep=options.constrained,
+        keep=keep,
         halves=(lambda i: (moment(1 + 2 * i), moment(2 + 2 * i))) if in_half else None,
     )
 
 
-def _circuits(store: Any, options: CPOptions, *, max_rank: int) -> Compressed:
+def _circuits(store: Any, options: CPOptions, *, max_rank: int, keep: bool) -> Compressed:
     """W_Q W_K^T or W_V W_O of every head, with the gain of the norm before attention."""
     weights = store.weights
     left, right = ("W_Q", "W_K") if options.tensor == "qk" else ("W_V", "W_O")
@@ -203,7 +215,7 @@ def _circuits(store: Any, options: CPOptions, *, max_rank: int) -> Compressed:
         grid(range(a.shape[0]), range(n_heads)),
         max_rank=max_rank,
         scaled=options.scaled,
-        keep=options.constrained,
+        keep=keep,
         halves=None,
         compared=(1, 2),
         split="head",

@@ -12,7 +12,7 @@ from attnlens_plugins.cp import claims
 from attnlens_plugins.cp.fitting import STABLE
 
 #: Names of the modes for people.
-_MODES = {
+MODES = {
     "d_model": "what is written",
     "d_model_2": "what is written",
     "d_model_in": "what is read",
@@ -128,27 +128,45 @@ def cluster_map(result: xr.Dataset, figure: Any) -> str:
 def words(result: xr.Dataset, figure: Any) -> str:
     """Draw the tokens that each feature direction raises most."""
     result, where = one_part(result)
-    modes = [m for m in _MODES if f"words_{m}" in result]
+    modes = [m for m in MODES if f"words_{m}" in result]
     if not modes:
         raise attnlens.Skip("there is no unembedding, no vocabulary or no feature mode")
     mode = modes[-1] if "words_d_model" not in result else "d_model"
+    word_bars(
+        figure,
+        result[f"words_{mode}"].transpose("component", "end", "place").values,
+        result[f"logits_{mode}"].transpose("component", "end", "place").values,
+        [f"Component {int(c)}" for c in result["component"].values],
+        f"Vocabulary of each component: {MODES[mode]}{where}",
+    )
+    return f"The tokens that each component's direction raises and lowers most ({MODES[mode]})."
+
+
+def word_bars(figure: Any, names: Any, values: Any, titles: list[str], title: str) -> None:
+    """Draw the tokens at both ends of directions.
+
+    Parameters
+    ----------
+    figure : Figure
+    names, values : ndarray [component, end, place]
+        Tokens and logits, the top end first.
+    titles : list of str
+    title : str
+    """
     groups = {}
-    for c in range(min(result.sizes["component"], 12)):
-        pairs = []
-        for end in ("top", "bottom"):
-            names = result[f"words_{mode}"].isel(component=c).sel(end=end).values[:6]
-            values = result[f"logits_{mode}"].isel(component=c).sel(end=end).values[:6]
-            one = [(str(w), float(v)) for w, v in zip(names, values, strict=True)]
-            pairs += one if end == "top" else one[::-1]
-        groups[f"Component {int(result['component'][c])}"] = pairs
+    for c, name in enumerate(titles[:12]):
+        top, low = (
+            [(str(w), float(v)) for w, v in zip(names[c, e, :6], values[c, e, :6], strict=True)]
+            for e in (0, 1)
+        )
+        groups[name] = [*top, *low[::-1]]
     attnlens.figures.bars(
         figure,
         groups,
-        title=f"Vocabulary of each component: {_MODES[mode]}{where}",
+        title=title,
         label="Change of the logit per unit step along the direction",
         most=12,
     )
-    return f"The tokens that each component's direction raises and lowers most ({_MODES[mode]})."
 
 
 def positions(result: xr.Dataset, figure: Any) -> str:

@@ -121,14 +121,21 @@ def _tokens(options: CPOptions, sample: Sample, factor: Any) -> xr.Dataset:
 
 
 def _words(store: Any, options: CPOptions, name: str, factor: Any) -> xr.Dataset:
+    named = name_mode(store, options, name, factor)
+    if named is None:
+        return xr.Dataset()
+    return named.rename(token=f"words_{name}", logit=f"logits_{name}")
+
+
+def name_mode(store: Any, options: CPOptions, name: str, factor: Any) -> xr.Dataset | None:
+    """Name the directions of a mode by the vocabulary; None where that cannot be."""
     kind = _DIRECTIONS.get(name)
     if kind is None:
-        return xr.Dataset()
+        return None
     matrix = unembedding(store) if kind == "written" else embedding(store)
     if matrix is None or matrix.shape[0] != factor.shape[0]:
-        return xr.Dataset()
-    named = name_directions(factor, matrix, store.vocabulary, options.vocabulary)
-    return named.rename(token=f"words_{name}", logit=f"logits_{name}")
+        return None
+    return name_directions(factor, matrix, store.vocabulary, options.vocabulary)
 
 
 def redundancy(tensor: Compressed) -> xr.Dataset:

@@ -1,0 +1,139 @@
+"""Figures of ``tucker``, drawn from a result alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+import attnlens
+from attnlens_plugins.cp.drawing import MODES, word_bars
+
+_NAMES = {
+    "head": "Heads",
+    "token": "Tokens",
+    "query_pos": "Query positions",
+    "key_pos": "Key positions",
+    "d_head": "Features",
+}
+#: Slices of the core that are drawn.
+_SLICES = 6
+
+
+def ranks(result: xr.Dataset, figure: Any) -> str:
+    """Draw the cumulative energy of each mode beside the twins'."""
+    modes = result.attrs["modes"]
+    figure.set_size_inches(3.5 * len(modes), 3.7)
+    told = []
+    for ax, name in zip(np.atleast_1d(figure.subplots(1, len(modes))), modes, strict=True):
+        shares = np.cumsum(result[f"energy_{name}"].values)
+        count = int(result[f"rank_{name}"])
+        end = min(len(shares), max(4 * count, 8))
+        null = None
+        if f"energy_{name}_twin" in result:
+            values = np.cumsum(result[f"energy_{name}_twin"].values, axis=-1)
+            null = values[..., :end]
+        attnlens.figures.curves(
+            ax,
+            shares[None, :end],
+            label="Cumulative share of sigma squared" if name == modes[0] else "",
+            xlabel=f"Directions ({count} for {result.attrs['energy']:.0%})",
+            title=_NAMES.get(name, MODES.get(name, name)).capitalize(),
+            lines={f"{result.attrs['energy']:.0%}": result.attrs["energy"]},
+            null=null,
+            ylim=(0, 1.03),
+            highlight={"model": 0},
+        )
+        told.append(f"{name}: {count} of {len(shares)}")
+    with attnlens.figures.style():
+        figure.suptitle("How many directions hold the energy of each mode", x=0.012, ha="left")
+    return f"Directions that hold {result.attrs['energy']:.0%} of the energy: {'; '.join(told)}."
+
+
+def core(result: xr.Dataset, figure: Any) -> str:
+    """Draw the core's slices along the heads."""
+    values = np.asarray(result["core"].values)
+    total = float((values**2).sum()) or 1.0
+    order = np.argsort(-(values**2).sum((1, 2)), kind="stable")[:_SLICES]
+    top = float(np.abs(values).max()) or 1.0
+    columns = min(len(order), 3)
+    rows = -(-len(order) // columns)
+    second, third = result.attrs["modes"][1:]
+    figure.set_size_inches(columns * 2.7 + 0.9, rows * 2.5 + 0.7)
+    with attnlens.figures.style():
+        axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
+        image = None
+        for ax, k in zip(axes, order, strict=False):
+            part = values[k][:24, :24]
+            image = ax.imshow(
+                part, cmap=attnlens.figures.DIVERGING, vmin=-top, vmax=top, aspect="auto"
+            )
+            share = float((values[k] ** 2).sum()) / total * float(result.attrs["explained"])
+            ax.set_title(f"Head direction {k + 1}: {share:.1%} of energy")
+            for axis, size in (("x", part.shape[1]), ("y", part.shape[0])):
+                step = max(size // 8, 1)
+                getattr(ax, f"set_{axis}ticks")(
+                    range(0, size, step), [str(i + 1) for i in range(0, size, step)]
+                )
+        for ax in axes[len(order) :]:
+            ax.set_visible(False)
+        figure.supxlabel(f"Direction of {third}", fontsize=9)
+        figure.supylabel(f"Direction of {second}", fontsize=9)
+        if image is not None:
+            figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.02, label="Core entry")
+        figure.suptitle("Which directions act together: slices of the core", x=0.012, ha="left")
+    return f"Slices of the core along the first {len(order)} head directions."
+
+
+def strongest(result: xr.Dataset, figure: Any) -> str:
+    """Draw the energy of the strongest interactions."""
+    count = min(result.sizes["interaction"], 12)
+    names = [
+        " × ".join(f"{_short(m)} {int(result[f'{m}_of'][i])}" for m in result.attrs["modes"])
+        for i in range(count)
+    ]
+    shares = result["share"].values[:count]
+    note = "The table tells each in words."
+    if "strongest_twin" in result:
+        note = f"Twins' strongest: {result['strongest_twin'].max().item():.1%}. {note}"
+    attnlens.figures.bars(
+        figure,
+        {"Share of the energy (%)": list(zip(names, (100 * shares).tolist(), strict=True))},
+        title="The strongest interactions of the core",
+        most=count,
+        tokens=False,
+        note=note,
+    )
+    return "Shares of the strongest interactions. " + " ".join(result["sentence"].values[:3])
+
+
+def _short(mode: str) -> str:
+    return {"d_model": "feature", "query_pos": "query", "key_pos": "key"}.get(mode, mode)
+
+
+def heads(result: xr.Dataset, figure: Any) -> str:
+    """Draw the loadings of heads on the directions of their mode."""
+    attnlens.figures.loading_matrix(
+        figure,
+        result["factor_head"].rename(head_component="component"),
+        title="Which heads make up each head direction",
+        label="Loading of the head",
+    )
+    return "Loadings of every head on the directions of the head mode."
+
+
+def words(result: xr.Dataset, figure: Any) -> str:
+    """Draw the top and bottom tokens of the feature directions."""
+    modes = [m for m in MODES if f"words_{m}" in result]
+    if not modes:
+        raise attnlens.Skip("there is no unembedding, no vocabulary or no feature mode")
+    mode = "d_model" if "d_model" in modes else modes[-1]
+    word_bars(
+        figure,
+        result[f"words_{mode}"].values,
+        result[f"logits_{mode}"].values,
+        [f"Direction {i}" for i in result[f"{mode}_component"].values],
+        f"Vocabulary of the feature directions: {MODES[mode]}",
+    )
+    return f"The tokens that each feature direction raises and lowers most ({MODES[mode]})."

@@ -1,0 +1,110 @@
+"""The labelled dataset of ``tucker``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from attnlens_plugins.cp.options import CPOptions
+from attnlens_plugins.cp.results import name_mode
+from attnlens_plugins.cp.sample import Sample
+from attnlens_plugins.tucker import telling
+from attnlens_plugins.tucker.options import TuckerOptions
+from attnlens_plugins.tucker.tensor import Whole, as_cp
+
+
+def label(
+    store: Any, options: TuckerOptions, whole: Whole, sample: Sample | None, fit: Any
+) -> xr.Dataset:
+    """Label core, factors and interactions of a fit."""
+    names = [f"{d}_component" for d in whole.dims]
+    coords: dict[str, Any] = {
+        n: np.arange(1, s + 1) for n, s in zip(names, fit.core.shape, strict=True)
+    }
+    layers, heads = np.unique(whole.layer), np.unique(whole.head)
+    factors = [
+        np.eye(n) if f is None else np.asarray(f)
+        for f, n in zip(fit.factors, whole.values.shape, strict=True)
+    ]
+    data: dict[str, Any] = {
+        "core": (names, fit.core),
+        "factor_head": (
+            ("layer", "head", names[0]),
+            factors[0].reshape(len(layers), len(heads), -1),
+        ),
+    }
+    coords |= {"layer": layers, "head": heads}
+    told = [
+        telling.describe_heads(
+            factors[0], [f"{a}.{b}" for a, b in zip(whole.layer, whole.head, strict=True)]
+        )
+    ]
+    words = as_cp(options)
+    for mode, name in enumerate(whole.dims[1:], start=1):
+        data[f"factor_{name}"] = ((name, names[mode]), factors[mode])
+        told.append(_describe(store, words, sample, name, factors[mode], names[mode], data, coords))
+    strongest = fit.interactions(options.interactions)
+    keys = list(strongest[0].index)
+    data["share"] = ("interaction", np.array([i.share for i in strongest]))
+    data["value"] = ("interaction", np.array([i.value for i in strongest]))
+    sentences = []
+    for mode, key in enumerate(keys):
+        data[f"{whole.dims[mode]}_of"] = (
+            "interaction",
+            np.array([i.index[key] + 1 for i in strongest]),
+        )
+    for one in strongest:
+        parts = [told[mode][one.index[key]] for mode, key in enumerate(keys)]
+        sentences.append(telling.sentence(parts, one.share, one.value))
+    data["sentence"] = ("interaction", np.array(sentences, dtype=str))
+    coords["interaction"] = np.arange(1, len(strongest) + 1)
+    return xr.Dataset(data, coords=coords)
+
+
+def _describe(
+    store: Any,
+    options: CPOptions,
+    sample: Sample | None,
+    name: str,
+    factor: Any,
+    component: str,
+    data: dict[str, Any],
+    coords: dict[str, Any],
+) -> list[str]:
+    """Tell each direction of a mode, and keep what the figures need."""
+    if name == "token":
+        assert sample is not None
+        coords["token_prompt"] = ("token", sample.prompt)
+        coords["token_pos"] = ("token", sample.position)
+        coords["token_text"] = ("token", np.array(sample.text, dtype=str))
+        return telling.describe_tokens(factor, sample.text)
+    if name in ("query_pos", "key_pos"):
+        positions = np.arange(len(factor)) + (1 if options.exclude_bos else 0)
+        coords[name] = positions
+        what = "queries" if name == "query_pos" else "keys"
+        return telling.describe_positions(factor, positions, what)
+    named = name_mode(store, options, name, factor)
+    verb = "a direction is read" if name in ("d_model_in", "key_d_model") else "a direction"
+    if named is None:
+        return [f"{verb}, number {i + 1}" for i in range(factor.shape[1])]
+    data[f"words_{name}"] = ((component, "end", "place"), named["token"].values)
+    data[f"logits_{name}"] = ((component, "end", "place"), named["logit"].values)
+    coords["end"] = ["top", "bottom"]
+    return telling.describe_directions(named["token"].values, verb)
+
+
+def interactions(result: xr.Dataset) -> pd.DataFrame:
+    """List the strongest interactions in words."""
+    modes = result.attrs["modes"]
+    return pd.DataFrame(
+        {
+            "interaction": result["interaction"].values,
+            **{f"{m} direction": result[f"{m}_of"].values for m in modes},
+            "core entry": result["value"].values.round(4),
+            "share of energy": result["share"].values.round(4),
+            "in words": result["sentence"].values,
+        }
+    )
