@@ -31,16 +31,18 @@ def ranks(result: xr.Dataset, figure: Any) -> str:
         count = int(result[f"rank_{name}"])
         end = min(len(shares), max(4 * count, 8))
         null = None
+        lines: dict[str, Any] = {f"{result.attrs['energy']:.0%}": result.attrs["energy"]}
         if f"energy_{name}_twin" in result:
             values = np.cumsum(result[f"energy_{name}_twin"].values, axis=-1)
             null = values[..., :end]
+            lines["twins"] = null.mean(0)
         attnlens.figures.curves(
             ax,
             shares[None, :end],
             label="Cumulative share of sigma squared" if name == modes[0] else "",
             xlabel=f"Directions ({count} for {result.attrs['energy']:.0%})",
             title=_NAMES.get(name, MODES.get(name, name)).capitalize(),
-            lines={f"{result.attrs['energy']:.0%}": result.attrs["energy"]},
+            lines=lines,
             null=null,
             ylim=(0, 1.03),
             highlight={"model": 0},
@@ -94,16 +96,15 @@ def strongest(result: xr.Dataset, figure: Any) -> str:
         for i in range(count)
     ]
     shares = result["share"].values[:count]
-    note = "The table tells each in words."
+    label = "Share of the energy (%)"
     if "strongest_twin" in result:
-        note = f"Twins' strongest: {result['strongest_twin'].max().item():.1%}. {note}"
+        label += f"; the strongest of twins: {100 * result['strongest_twin'].max().item():.1f}"
     attnlens.figures.bars(
         figure,
-        {"Share of the energy (%)": list(zip(names, (100 * shares).tolist(), strict=True))},
+        {label: list(zip(names, (100 * shares).tolist(), strict=True))},
         title="The strongest interactions of the core",
         most=count,
         tokens=False,
-        note=note,
     )
     return "Shares of the strongest interactions. " + " ".join(result["sentence"].values[:3])
 
