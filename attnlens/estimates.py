@@ -25,6 +25,10 @@ _ITEM: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 #: Copies of [head, query_pos, key_pos] alive at once in eager attention: scores, masked scores,
 #: softmax in float32, and its cast.
 _SQUARES: Final = 4
+#: Rows of a matrix alive at once in lean attention.
+_BLOCK: Final = 128
+#: Copies of [head, pos, d_head] alive at once there and in statistics of attention.
+_VECTORS: Final = 6
 #: Copies of [pos, d_model] alive at once, the MLP's four-fold width included.
 _ROWS: Final = 16
 
@@ -48,20 +52,31 @@ def layer_bytes(name: str, dtype: str, shape: Mapping[str, int], *, rows: int, l
     return _ITEM[dtype] * math.prod(sizes[dim] for dim in ACTIVATIONS[name].dims[2:])
 
 
-def forward_bytes(facts: ModelFacts, length: int) -> int:
-    """Estimate what one prompt holds at the peak of a forward pass with eager attention."""
+def forward_bytes(facts: ModelFacts, length: int, *, lean: bool = False) -> int:
+    """Estimate what one prompt holds at the peak of a forward pass.
+
+    Parameters
+    ----------
+    facts : ModelFacts
+    length : int
+    lean : bool, optional
+        Without attention matrices: with blocks of their rows, and copies of queries and keys.
+    """
     item = _ITEM.get(facts.dtype, 4)
-    square = _SQUARES * facts.n_heads * length * length * 4
+    if lean:
+        square = facts.n_heads * length * (_BLOCK + _VECTORS * facts.d_head) * 8
+    else:
+        square = _SQUARES * facts.n_heads * length * length * 4
     return square + _ROWS * length * facts.d_model * item
 
 
-def default_batch_size(facts: ModelFacts, length: int) -> int:
+def default_batch_size(facts: ModelFacts, length: int, *, lean: bool = False) -> int:
     """Choose a power of two, from the facts alone: never from what happens to be free.
 
     A capture that is resumed, perhaps on a busier day, must come to the same batches.
     """
     budget = FORWARD_BYTES["cuda" if facts.device.startswith("cuda") else "cpu"]
-    fits = min(budget // max(forward_bytes(facts, length), 1), LARGEST_BATCH)
+    fits = min(budget // max(forward_bytes(facts, length, lean=lean), 1), LARGEST_BATCH)
     return 1 << max(fits.bit_length() - 1, 0)
 
 
@@ -76,14 +91,27 @@ def working_bytes(facts: ModelFacts, store: StorePlan) -> int:
     waiting = math.ceil((WAITING + 2) * batch * store.longest * per_token)
     per_head = store.longest + facts.d_head**2
     statistics = len(store.statistics) * n_layers * facts.n_heads * per_head * 16
-    return batch * forward_bytes(facts, store.longest) + waiting + statistics
+    forward = forward_bytes(facts, store.longest, lean=store.lean)
+    return batch * forward + waiting + statistics
 
 
 def disk_bytes(facts: ModelFacts, store: StorePlan) -> int:
     """Estimate the most that a store takes on the disk."""
+    whole = store.positions is None
+    return sum(on_disk(name, size, facts, whole=whole) for name, size in store.sizes.items())
+
+
+def on_disk(name: str, size: int, facts: ModelFacts, *, whole: bool) -> int:
+    """Estimate the most that `size` raw bytes of an activation take on the disk.
+
+    Parameters
+    ----------
+    name : str
+    size : int
+    facts : ModelFacts
+    whole : bool
+        Whether all positions are there.
+    """
     # Masked cells of a causal pattern are a run of equal values, which costs nothing.
-    half = facts.causal and store.positions is None
-    return sum(
-        size // 2 if half and name in ("pattern", "scores") else size
-        for name, size in store.sizes.items()
-    )
+    half = facts.causal and whole and name in ("pattern", "scores")
+    return size // 2 if half else size

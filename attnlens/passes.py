@@ -21,6 +21,7 @@ from attnlens.attention import Attention
 from attnlens.background import Background
 from attnlens.errors import MissingActivationError
 from attnlens.parts import kv_heads
+from attnlens.rotated import Rotated, check_rule
 from attnlens.statistics import Statistic
 from attnlens.storeplan import StorePlan
 from attnlens.taps import (
@@ -74,6 +75,8 @@ def capture_unit(
         If an activation never arrived.
     DoesNotFitError
         If an activation is planned as float16 and its values need float32.
+    RuleDisagreesError
+        If patterns are to be computed on reading, and are not what queries and keys give.
     OutOfMemoryError
         If the device has too little memory for one forward pass.
     """
@@ -118,9 +121,12 @@ class _UnitCapture:
             )
             self.states[name] = made
             self.statistics.setdefault(kind.of, []).append(made)
-        self.wanted = {
-            (name, layer) for name in {*plan.activations, *self.statistics} for layer in self.layers
-        }
+        names = {*plan.activations, *self.statistics}
+        #: Whether statistics of the pattern come from queries and keys: there is no pattern.
+        self.from_qk = plan.lean and "pattern" in names
+        if self.from_qk:
+            names = (names - {"pattern"}) | {"q_rot", "k_rot"}
+        self.wanted = {(name, layer) for name in names for layer in self.layers}
         self.check_scores = {"scores", "pattern"} <= {name for name, _ in self.wanted}
 
     def run(self, out: UnitWriter, done: Callable[[int], None]) -> None:
@@ -154,15 +160,22 @@ class _Pass:
         self.background = background
         self.missing = set(capture.wanted)
         self.scores: dict[int, Tensor] = {}
+        heads = capture.heads
+        self.rotated = Rotated(capture.model.facts, heads["head"], heads["kv_head"])
+        self.made: dict[int, Attention] = {}
+        self.check_rule = bool(capture.plan.captured) and rows.start == 0
+        if self.check_rule:
+            self.missing |= {("pattern", layer) for layer in capture.layers}
         self.prompt_ids: Sequence[int] = capture.unit.prompts[rows]
 
     def run(self) -> None:
         """Run the model until everything wanted has arrived."""
         capture = self.capture
-        names = sorted({name for name, _ in capture.wanted})
+        names = sorted({name for name, _ in self.missing})
         with (
             contextlib.suppress(_EverythingArrivedError),
             capture.model.record(names, self._arrive, layers=capture.layers),
+            capture.model.lean() if capture.plan.lean else contextlib.nullcontext(),
         ):
             capture.model.forward(torch.from_numpy(capture.tokens(self.rows)))
         if self.missing:
@@ -184,11 +197,15 @@ class _Pass:
         largest = largest_magnitude(name, layer, value, prompts=self.prompt_ids, heads=heads)
         if capture.check_scores and self.rows.start == 0:
             self._compare(name, layer, value)
-        statistics = capture.statistics.get(name, ())
-        if statistics:
+        if self.check_rule:
+            self._check_rule(name, layer, value)
+        for statistic in capture.statistics.get(name, ()):
             seen = self._attention(layer, value) if name == "pattern" else value
-            for statistic in statistics:
-                statistic.update(layer, seen, self.rows)
+            statistic.update(layer, seen, self.rows)
+        if capture.from_qk and name in ("q_rot", "k_rot"):
+            attention = self.rotated.add(name, layer, value)
+            for statistic in capture.statistics["pattern"] if attention is not None else ():
+                statistic.update(layer, attention, self.rows)
         if name in capture.plan.activations:
             kept = cut(name, value, heads=None, positions=capture.plan.positions)
             dtype = capture.plan.activations[name]
@@ -211,6 +228,15 @@ class _Pass:
             self.scores[layer] = value
         elif name == "pattern" and layer in self.scores:
             check_softmax(layer, self.scores.pop(layer), value, value.dtype)
+
+    def _check_rule(self, name: str, layer: int, value: Tensor) -> None:
+        """Check, on the unit's first prompt, that queries and keys give the pattern."""
+        if name in ("q_rot", "k_rot"):
+            attention = self.rotated.add(name, layer, value[:1])
+            if attention is not None:
+                self.made[layer] = attention
+        elif name == "pattern" and layer in self.made:
+            check_rule(layer, self.made.pop(layer), value[:1])
 
     def _refuse_missing(self) -> None:
         model = self.capture.model

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attnlens.activations import ACTIVATIONS, nearest
+from attnlens.derivation import Abilities, Lean, choose
 from attnlens.errors import NeedError, OptionError, PlanRefusedError
 from attnlens.estimates import (
     STORED_DTYPES,
     default_batch_size,
     disk_bytes,
     layer_bytes,
+    on_disk,
     working_bytes,
 )
 from attnlens.machine import free_disk, free_memory, readable_bytes
@@ -125,6 +127,8 @@ class Plan:
             amount = f"{store.n_prompts} x {store.longest} tokens"
             for name, dtype in store.activations.items():
                 table.append((label, name, f"{amount}, {dtype}", readable_bytes(store.sizes[name])))
+            for name in store.derived:
+                table.append((label, name, f"{amount}, from q_rot and k_rot", "nothing"))
             for name in store.statistics:
                 table.append((label, name, f"{amount}, statistic", "small"))
             if store.weights:
@@ -173,6 +177,8 @@ def make_plan(
     positions: Iterable[int] | Literal["last"] | None = None,
     dtypes: Mapping[str, str] | None = None,
     out: Path | None = None,
+    lean: Lean = "auto",
+    abilities: Abilities | None = None,
 ) -> Plan:
     """Plan one run.
 
@@ -198,11 +204,17 @@ def make_plan(
         How to store an activation, where its default is not wanted.
     out : Path, optional
         Where the store will be, to look at the free space there.
+    lean : bool or "auto", optional
+        Whether to capture without attention matrices; by default where prompts are long and
+        everything can be had without (:mod:`attnlens.derivation`).
+    abilities : Abilities, optional
+        What is known of the model beyond its facts, once it is loaded.
 
     Raises
     ------
     OptionError
-        If a layer, head, position, dtype or batch size does not exist.
+        If a layer, head, position, dtype or batch size does not exist, or lean capture cannot
+        give what is asked for.
     NeedError
         If `dtypes` names no activation.
     """
@@ -221,8 +233,10 @@ def make_plan(
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch size {batch_size} is under 1.")
 
+    notes: list[str] = []
+
     def one(corpus: str, twin: int | None, request: Request) -> StorePlan:
-        return _store_plan(
+        made, said = _store_plan(
             facts,
             corpus,
             twin,
@@ -233,7 +247,11 @@ def make_plan(
             heads=chosen_heads,
             positions=wanted_positions if corpus == MAIN else None,
             dtypes=dtypes or {},
+            lean=lean,
+            abilities=abilities or Abilities(),
         )
+        notes.extend(said)
+        return made
 
     stores = [one(corpus, None, request) for corpus, request in _main_first(model_requests).items()]
     n_twins = n_twins if twin_requests else 0
@@ -254,7 +272,7 @@ def make_plan(
         resident_bytes=resident,
         free_disk=free_disk(out if out is not None else Path(tempfile.gettempdir())),
         free_memory=free_memory(facts.device or "cpu"),
-        notes=_notes(facts, stores),
+        notes=tuple(dict.fromkeys([*_notes(facts, stores), *notes])),
     )
 
 
@@ -270,13 +288,12 @@ def _store_plan(
     heads: tuple[int, ...] | None,
     positions: tuple[int, ...] | None,
     dtypes: Mapping[str, str],
-) -> StorePlan:
-    activations = {
-        name: dtypes.get(name, spec.dtype)
-        for name, spec in ACTIVATIONS.items()
-        if name in request.activations
-    }
-    batch = batch_size or default_batch_size(facts, max(length for length, _ in groups))
+    lean: Lean,
+    abilities: Abilities,
+) -> tuple[StorePlan, tuple[str, ...]]:
+    """Plan one store; return it with what people should know."""
+    dtype = {name: dtypes.get(name, spec.dtype) for name, spec in ACTIVATIONS.items()}
+    longest = max(length for length, _ in groups)
     n_layers = facts.n_layers if layers is None else len(layers)
 
     def size(name: str, length: int) -> int:
@@ -288,12 +305,26 @@ def _store_plan(
             "d_model": facts.d_model,
         }
         rows = length if positions is None else len(positions)
-        return n_layers * layer_bytes(name, activations[name], shape, rows=rows, length=length)
+        return n_layers * layer_bytes(name, dtype[name], shape, rows=rows, length=length)
 
-    sizes = {
-        name: sum(size(name, length) * len(members) for length, members in groups)
-        for name in activations
-    }
+    def total(name: str) -> int:
+        return sum(size(name, length) * len(members) for length, members in groups)
+
+    whole = positions is None
+    choice = choose(
+        facts,
+        request,
+        abilities,
+        length=longest,
+        lean=lean,
+        whole=whole,
+        dtypes=dtypes,
+        size=lambda name: on_disk(name, total(name), facts, whole=whole),
+    )
+    activations = {name: dtype[name] for name in choice.activations}
+    asked = {name: dtype[name] for name in ACTIVATIONS if name in request.activations}
+    batch = batch_size or default_batch_size(facts, longest, lean=choice.lean)
+    sizes = {name: total(name) for name in activations}
     if request.weights:
         sizes["weights"] = facts.n_params * 4  # float32
     units: list[UnitSpec] = []
@@ -306,7 +337,7 @@ def _store_plan(
             )
             for k, start in enumerate(range(0, len(members), per_unit))
         ]
-    return StorePlan(
+    plan = StorePlan(
         corpus=corpus,
         twin=twin,
         activations=activations,
@@ -318,7 +349,11 @@ def _store_plan(
         units=tuple(units),
         batch_size=batch,
         sizes=sizes,
+        lean=choice.lean,
+        captured=asked if choice.derived and not choice.lean else {},
+        derived=choice.derived,
     )
+    return plan, choice.notes
 
 
 def _notes(facts: ModelFacts, stores: Sequence[StorePlan]) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.corpora import CorpusSpec, Prompts, as_corpus, load_prompts
+from attnlens.derivation import Abilities, Lean
 from attnlens.errors import NeedError
 from attnlens.needs import MAIN, Need, requests
 from attnlens.plan import Plan, make_plan
@@ -42,7 +43,7 @@ class Preparation:
     spec : CorpusSpec or Prompts
     twins : int or None
         None: :func:`number_of_twins`.
-    layers, heads, positions, batch_size, dtypes
+    layers, heads, positions, batch_size, dtypes, lean
         As :func:`attnlens.plan.make_plan` takes them.
     """
 
@@ -55,6 +56,7 @@ class Preparation:
     positions: Any = None
     batch_size: int | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    lean: Lean = "auto"
 
     @property
     def statistics(self) -> dict[str, type[Statistic]]:
@@ -67,6 +69,7 @@ class Preparation:
         tokenizer: Any,
         out: Path | None,
         available: Collection[str] | None = None,
+        lean_problem: Callable[[], str | None] | None = None,
     ) -> tuple[Plan, dict[str, Prompts]]:
         """Plan the pass over this model.
 
@@ -78,6 +81,8 @@ class Preparation:
             Where the store will lie.
         available : collection of str, optional
             Activations that the model gives; optional needs for others are dropped.
+        lean_problem : callable, optional
+            Says why the model cannot run lean; None if it can.
 
         Returns
         -------
@@ -103,6 +108,10 @@ class Preparation:
             positions=self.positions,
             dtypes=self.dtypes,
             out=out,
+            lean=self.lean,
+            abilities=Abilities(
+                available, lean_problem, {n: s.of for n, s in self.statistics.items()}
+            ),
         )
         return plan, prompts
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnlens.corpora import Prompts, as_corpus, load_prompts
+from attnlens.derivation import Abilities, Lean
 from attnlens.errors import NeedError, UsageError
 from attnlens.models import Model, load_model
 from attnlens.needs import MAIN, Need, Request
@@ -113,6 +114,7 @@ def capture(
     seed: int = 0,
     batch_size: int | None = None,
     dtypes: Mapping[str, str] | None = None,
+    lean: Lean = "auto",
     device: str | None = None,
     dtype: Any = None,
     device_map: Any = None,
@@ -153,6 +155,11 @@ def capture(
     batch_size : int, optional
     dtypes : mapping from str to {"float16", "float32", "float64"}, optional
         How to store an activation.
+    lean : bool or "auto", optional
+        Whether the model runs without attention matrices, which long prompts need; by default from
+        1,024 tokens on, where everything can be had without. ``pattern`` and ``scores`` are then
+        computed on reading, from ``q_rot`` and ``k_rot``. A model that cannot run so runs as ever,
+        and a note says why.
     device, dtype, device_map, revision, trust_remote_code : optional
         As :func:`attnlens.models.load_model` takes them.
     resume, overwrite : bool, optional
@@ -212,6 +219,10 @@ def capture(
         positions=positions,
         dtypes=dtypes,
         out=place,
+        lean=lean,
+        abilities=Abilities(
+            loaded.available(), loaded.lean_problem, {n: s.of for n, s in brought.items()}
+        ),
     )
     plan.check()
     return record(

@@ -16,6 +16,7 @@ from attnlens.errors import NeedError
 from attnlens.parts import kv_heads
 from attnlens.passes import capture_unit
 from attnlens.plan import Plan
+from attnlens.rotated import RuleDisagreesError
 from attnlens.store.schema import (
     MANIFEST,
     SCHEMA,
@@ -85,6 +86,9 @@ class Recorder:
         for store in self.plan.stores:
             # Finds every hook before anything is written.
             names = {*store.activations, *(self.statistics[n].of for n in store.statistics)}
+            names |= {*store.captured}
+            if store.lean and "pattern" in names:
+                names = (names - {"pattern"}) | {"q_rot", "k_rot"}
             with model.record(sorted(names), lambda *_: None, layers=store.layers):
                 pass
         with contextlib.ExitStack() as stack:
@@ -117,8 +121,12 @@ class Recorder:
         """Write all of one store but its seal; `stack` holds its lock."""
         prompts = self.prompts[plan.corpus]
         place = self.out / plan.where if plan.where else self.out
-        manifest = _manifest(plan, model, prompts, seed=self.seed, command=self.command)
         overwrite = self.overwrite
+        resumed = self.resume and not overwrite and (place / MANIFEST).exists()
+        if resumed and plan.captured and {*plan.derived} <= {*load_manifest(place).activations}:
+            # The run that was interrupted found out, at its first batch.
+            plan = plan.as_captured()
+        manifest = _manifest(plan, model, prompts, seed=self.seed, command=self.command)
         while True:
             writer = self._open(place, manifest, overwrite=overwrite)
             try:
@@ -137,6 +145,15 @@ class Recorder:
                     "which float16 cannot hold."
                 )
                 manifest = _with_dtypes(manifest, {error.name: "float32"})
+                overwrite = True
+            except RuleDisagreesError as error:
+                writer.close()
+                self.progress.note(
+                    f"{' and '.join(plan.derived)}: stored as captured, for queries and keys of "
+                    f"layer {error.layer} give weights that are off by up to {error.off:.2g}."
+                )
+                plan = plan.as_captured()
+                manifest = _manifest(plan, model, prompts, seed=self.seed, command=self.command)
                 overwrite = True
             except BaseException:
                 writer.close()
@@ -203,6 +220,7 @@ def _manifest(
         heads=heads["head"],
         units=list(plan.units),
         batch_size=plan.batch_size,
+        lean=plan.lean,
         seed=seed,
         versions={
             "python": platform.python_version(),
@@ -210,8 +228,15 @@ def _manifest(
         },
         command=list(command),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        notes=[*model.notes, *prompts.notes],
+        notes=[*model.notes, *prompts.notes, *_lean_notes(plan)],
     )
+
+
+def _lean_notes(plan: StorePlan) -> list[str]:
+    notes = ["captured lean: the model ran without attention matrices"] if plan.lean else []
+    if plan.derived:
+        notes.append(f"{' and '.join(plan.derived)}: computed from q_rot and k_rot on reading")
+    return notes
 
 
 def _with_dtypes(manifest: Manifest, dtypes: Mapping[str, str]) -> Manifest:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.analysis import Analysis, plain
+from attnlens.derivation import Lean
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, default_folder, prepare, write_json
 from attnlens.needs import MAIN
@@ -72,6 +73,7 @@ def run(
     positions: str | Sequence[int] | None = None,
     batch_size: int | None = None,
     dtypes: Mapping[str, str] | None = None,
+    lean: Lean = "auto",
     revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -111,6 +113,8 @@ def run(
     batch_size : int, optional
     dtypes : mapping from activation to dtype, optional
         How activations are stored.
+    lean : bool or "auto", optional
+        Whether the model runs without attention matrices; see :func:`attnlens.capture`.
     revision, device, dtype, device_map, trust_remote_code
         Passed on to the model's loading.
     command : sequence of str
@@ -145,6 +149,7 @@ def run(
         positions=positions,
         batch_size=batch_size,
         dtypes=dtypes or {},
+        lean=lean,
     )
     observers = Observers(disabled)
     folder = prepare(
@@ -159,7 +164,9 @@ def run(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
-    plan, prompts = prepared.plan(live.facts, live.tokenizer, folder / STORE, live.available())
+    plan, prompts = prepared.plan(
+        live.facts, live.tokenizer, folder / STORE, live.available(), live.lean_problem
+    )
     if on_plan is not None:
         on_plan(plan)
     plan.check()
@@ -234,7 +241,9 @@ def capture_needs(
     prepare(out.parent, resume=True)
     with progress.stage("loading the model"):
         live = load_model(model, **loading)
-    plan, prompts = prepared.plan(live.facts, live.tokenizer, out, live.available())
+    plan, prompts = prepared.plan(
+        live.facts, live.tokenizer, out, live.available(), live.lean_problem
+    )
     on_plan(plan)
     plan.check()
     for note in (*live.notes, *prompts[MAIN].notes):

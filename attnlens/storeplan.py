@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnlens.needs import MAIN
@@ -33,6 +33,14 @@ class StorePlan:
     batch_size : int
     sizes : dict of str to int
         Raw bytes of each activation, and of the weights.
+    lean : bool
+        Whether the model runs without attention matrices.
+    captured : dict of str to str
+        The activations, with dtypes, that are stored instead if the first batch shows that those
+        of `derived` cannot be computed on reading. Empty where nothing is derived, and where
+        there is no such check, as in lean capture.
+    derived : tuple of str
+        What is asked for, and computed from ``q_rot`` and ``k_rot`` on reading.
     """
 
     corpus: str
@@ -46,6 +54,9 @@ class StorePlan:
     units: tuple[UnitSpec, ...]
     batch_size: int
     sizes: dict[str, int] = field(default_factory=dict)
+    lean: bool = False
+    captured: dict[str, str] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -70,6 +81,10 @@ class StorePlan:
             parts.append(f"corpora/{self.corpus}")
         return "/".join(parts)
 
+    def as_captured(self) -> StorePlan:
+        """Return the plan that derives nothing."""
+        return replace(self, activations=dict(self.captured), captured={}, derived=())
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict."""
         return {
@@ -77,6 +92,8 @@ class StorePlan:
             "corpus": self.corpus,
             "twin": self.twin,
             "activations": dict(self.activations),
+            "derived": list(self.derived),
+            "lean": self.lean,
             "statistics": list(self.statistics),
             "weights": self.weights,
             "layers": None if self.layers is None else list(self.layers),

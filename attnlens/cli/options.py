@@ -189,6 +189,16 @@ BatchSize = Annotated[
         show_default=False,
     ),
 ]
+Lean = Annotated[
+    bool | None,
+    typer.Option(
+        "--lean/--no-lean",
+        help="Run the model without attention matrices, as long prompts need; by default from "
+        "1,024 tokens on, where everything can be had without.",
+        rich_help_panel=_CAPTURE,
+        show_default=False,
+    ),
+]
 StoreDtypes = Annotated[
     list[str] | None,
     typer.Option(
@@ -326,6 +336,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "heads": numbers(given["heads"], "--heads"),
         "positions": positions(given["positions"]),
         "dtypes": dtypes(given["store_dtype"]),
+        "lean": "auto" if given.get("lean") is None else given["lean"],
     }
 
 

@@ -44,6 +44,7 @@ def command(
     positions: options.Positions = None,
     batch_size: options.BatchSize = None,
     store_dtype: options.StoreDtypes = None,
+    lean: options.Lean = None,
     out: Annotated[
         Path | None,
         typer.Option(

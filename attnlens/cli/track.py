@@ -65,6 +65,7 @@ def track(
     positions: options.Positions = None,
     batch_size: options.BatchSize = None,
     store_dtype: options.StoreDtypes = None,
+    lean: options.Lean = None,
     out: _Out = None,
     overwrite: options.Overwrite = False,
     resume: options.Resume = False,

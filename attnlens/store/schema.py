@@ -127,6 +127,8 @@ class Manifest(_Part):
     units : list of UnitSpec
     batch_size : int
         Prompts that went through the model together.
+    lean : bool
+        Whether the model ran without attention matrices.
     seed : int
     versions : dict from package to version
     command : list of str
@@ -152,6 +154,7 @@ class Manifest(_Part):
     heads: list[int] | None = None
     units: list[UnitSpec]
     batch_size: int = Field(default=1, ge=1)
+    lean: bool = False
     seed: int = 0
     versions: dict[str, str] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)

@@ -100,7 +100,7 @@ def test_only_statistics_keep_nothing_raw() -> None:
 
 def test_131072_tokens_are_refused_before_anything_is_allocated() -> None:
     facts = replace(GPT2_SMALL, n_ctx=131072)
-    plan = plan_of(facts, prompts(131072), activations={"pattern"})
+    plan = plan_of(facts, prompts(131072), activations={"pattern"}, lean=False)
     assert plan.peak_memory_bytes > 12 * 131072**2 * 4
     with pytest.raises(PlanRefusedError, match=r"TiB of memory.*1 x 131072 tokens") as refused:
         plan.check()
@@ -202,8 +202,15 @@ def test_a_dtype_for_no_activation_names_the_nearest() -> None:
 
 
 def test_dtypes_are_those_of_the_vocabulary_unless_asked() -> None:
-    plan = plan_of(activations={"z", "q_rot", "pattern"}, dtypes={"z": "float32"})
-    assert plan.main.activations == {"q_rot": "float32", "z": "float32", "pattern": "float16"}
+    plan = plan_of(
+        activations={"z", "v", "q_rot", "pattern"}, dtypes={"v": "float32", "pattern": "float16"}
+    )
+    assert plan.main.activations == {
+        "v": "float32",
+        "q_rot": "float32",
+        "z": "float16",
+        "pattern": "float16",
+    }
 
 
 def test_it_can_be_read_and_saved() -> None:
