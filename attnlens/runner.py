@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.analysis import Analysis, plain
+from attnlens.capturing import load
 from attnlens.derivation import Lean
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, default_folder, prepare, write_json
 from attnlens.needs import MAIN
 from attnlens.plugins import Observers
-from attnlens.preparation import Preparation, corpus_of, parse_needs
+from attnlens.preparation import Preparation, corpus_of
 from attnlens.progress import Progress, Silent
 from attnlens.report import write_report
 from attnlens.runs import Run
@@ -32,9 +34,6 @@ _RECORDED = (
     "attnlens", "torch", "transformers", "transformer-lens", "numpy", "scipy", "scikit-learn",
     "tensorly", "xarray", "zarr", "matplotlib", "pluggy",
 )  # fmt: skip
-
-#: What decides how the model is loaded, among the settings of a run.
-_LOADING = ("revision", "device", "dtype", "device_map", "trust_remote_code")
 
 
 def versions() -> dict[str, str]:
@@ -74,6 +73,7 @@ def run(
     batch_size: int | None = None,
     dtypes: Mapping[str, str] | None = None,
     lean: Lean = "auto",
+    verify_device: bool = False,
     revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -115,6 +115,8 @@ def run(
         How activations are stored.
     lean : bool or "auto", optional
         Whether the model runs without attention matrices; see :func:`attnlens.capture`.
+    verify_device : bool, optional
+        Compare the device with the CPU first; always done on Apple's GPUs.
     revision, device, dtype, device_map, trust_remote_code
         Passed on to the model's loading.
     command : sequence of str
@@ -135,7 +137,6 @@ def run(
     AttnlensError
         If nothing could be captured. A failing analysis does not raise.
     """
-    from attnlens.models import load_model
     from attnlens.recorder import record as record_store
 
     started = time.perf_counter()
@@ -155,15 +156,20 @@ def run(
     folder = prepare(
         Path(out) if out is not None else new_folder(model), overwrite=overwrite, resume=resume
     )
-    with progress.stage("loading the model"):
-        live = load_model(
-            model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            trust_remote_code=trust_remote_code,
-        )
+    loading = {
+        "revision": revision,
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+    }
+    try:
+        live = load(model, loading, progress=progress, verify_device=verify_device)
+    except BaseException:
+        # A folder that nothing was put into is not left behind.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
     plan, prompts = prepared.plan(
         live.facts, live.tokenizer, folder / STORE, live.available(), live.lean_problem
     )
@@ -196,121 +202,6 @@ def run(
         model=live,
         started=started,
         progress=progress,
-    )
-
-
-def capture_needs(
-    model: Any,
-    *,
-    plugins: Sequence[str],
-    needs: Sequence[str],
-    out: Path,
-    options: Mapping[str, Mapping[str, Any]],
-    disabled: Iterable[str],
-    corpus: Any,
-    seed: int,
-    overwrite: bool = False,
-    resume: bool = False,
-    command: Sequence[str] = (),
-    progress: Progress,
-    on_plan: Callable[[Plan], None],
-    **settings: Any,
-) -> Store:
-    """Capture what analyses need, or what is named, without running an analysis.
-
-    Parameters
-    ----------
-    model, plugins, options, disabled, corpus, seed, out, overwrite, resume, command, progress
-        As for :func:`run`.
-    needs : sequence of str
-        Activations, statistics or ``"weights"``, each optionally ``@corpus``.
-    on_plan : callable
-        Called with the plan.
-    **settings
-        The remaining settings of :func:`run`.
-
-    Returns
-    -------
-    Store
-    """
-    from attnlens.models import load_model
-    from attnlens.recorder import record as record_store
-
-    loading = {name: settings.pop(name) for name in _LOADING}
-    prepared = _prepared(plugins, needs, options, disabled, corpus, seed, settings)
-    prepare(out.parent, resume=True)
-    with progress.stage("loading the model"):
-        live = load_model(model, **loading)
-    plan, prompts = prepared.plan(
-        live.facts, live.tokenizer, out, live.available(), live.lean_problem
-    )
-    on_plan(plan)
-    plan.check()
-    for note in (*live.notes, *prompts[MAIN].notes):
-        progress.note(note)
-    return record_store(
-        plan,
-        live,
-        prompts,
-        out,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        command=command,
-        progress=progress,
-        statistics=prepared.statistics,
-    )
-
-
-def plan_only(
-    model: str,
-    *,
-    plugins: Sequence[str] | None,
-    options: Mapping[str, Mapping[str, Any]],
-    disabled: Iterable[str],
-    corpus: Any,
-    seed: int,
-    needs: Sequence[str] = (),
-    out: Path | None = None,
-    **settings: Any,
-) -> Plan:
-    """Plan a run or a capture without loading any weights.
-
-    Parameters
-    ----------
-    model, plugins, options, disabled, corpus, seed, needs, out, **settings
-        As for :func:`run` and :func:`capture_needs`.
-
-    Returns
-    -------
-    Plan
-    """
-    from attnlens.models import describe_model, load_tokenizer
-
-    loading = {name: settings.pop(name) for name in _LOADING}
-    chosen = default_names(disabled) if plugins is None else plugins
-    prepared = _prepared(chosen, needs, options, disabled, corpus, seed, settings)
-    facts = describe_model(model, **loading)
-    tokenizer = load_tokenizer(
-        model, revision=loading["revision"], trust_remote_code=loading["trust_remote_code"]
-    )
-    return prepared.plan(facts, tokenizer, out)[0]
-
-
-def _prepared(
-    plugins: Sequence[str],
-    needs: Sequence[str],
-    options: Mapping[str, Mapping[str, Any]],
-    disabled: Iterable[str],
-    corpus: Any,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> Preparation:
-    return Preparation(
-        selected=select(plugins, options, disabled),
-        needs=parse_needs(needs),
-        spec=corpus_of(corpus, seed=seed),
-        **settings,
     )
 
 

@@ -55,6 +55,7 @@ def command(
     device_map: options.DeviceMap = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    verify_device: options.VerifyDevice = False,
     twins: options.Twins = None,
     layers: options.Layers = None,
     heads: options.Heads = None,
@@ -90,7 +91,7 @@ def command(
     """
     settings = options.settings(locals())
     console.configure_logging(quiet=quiet, verbose=verbose)
-    from attnlens import runner
+    from attnlens import capturing, runner
 
     wanted = options.names(plugins) or []
     needs = [word.strip() for word in (activations or "").split(",") if word.strip()]
@@ -99,12 +100,12 @@ def command(
     settings["plugins"] = wanted
     settings["needs"] = needs or ([] if wanted else ["pattern"])
     if dry_run:
-        typer.echo(str(runner.plan_only(model, out=out, **settings)))
+        typer.echo(str(capturing.plan_only(model, out=out, **settings)))
         return
     place = out or runner.new_folder(model, suffix=".attn")
     with console.progress(quiet=quiet) as progress:
         try:
-            store = runner.capture_needs(
+            store = capturing.capture_needs(
                 model,
                 out=place,
                 overwrite=overwrite,

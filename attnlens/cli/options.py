@@ -233,6 +233,14 @@ DeviceMap = Annotated[
         show_default=False,
     ),
 ]
+VerifyDevice = Annotated[
+    bool,
+    typer.Option(
+        "--verify-device",
+        help="Compare a short forward pass with the CPU's first, and warn loudly if it differs.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Revision = Annotated[
     str | None,
     typer.Option(
@@ -275,7 +283,8 @@ Debug = Annotated[
 
 #: Arguments that need no reading.
 _PASSED_ON = (
-    "seed", "device", "dtype", "device_map", "revision", "trust_remote_code", "twins", "batch_size",
+    "seed", "device", "dtype", "device_map", "revision", "trust_remote_code", "verify_device",
+    "twins", "batch_size",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def command(
     device_map: options.DeviceMap = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    verify_device: options.VerifyDevice = False,
     twins: options.Twins = None,
     layers: options.Layers = None,
     heads: options.Heads = None,
@@ -76,11 +77,11 @@ def command(
     """
     settings = options.settings(locals())
     console.configure_logging(quiet=quiet, verbose=verbose)
-    from attnlens import runner
+    from attnlens import capturing, runner
 
     settings["plugins"] = options.names(plugins)
     if dry_run:
-        typer.echo(str(runner.plan_only(model, out=out, **settings)))
+        typer.echo(str(capturing.plan_only(model, out=out, **settings)))
         return
     folder = out or runner.new_folder(model)
     with console.progress(quiet=quiet) as progress:

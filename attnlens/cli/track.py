@@ -59,6 +59,7 @@ def track(
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    verify_device: options.VerifyDevice = False,
     twins: options.Twins = None,
     layers: options.Layers = None,
     heads: options.Heads = None,
