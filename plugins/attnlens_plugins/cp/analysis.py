@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,7 +100,9 @@ class CP(attnlens.Analysis):
             result = result.merge(xr.concat(twins, "twin"))
         result["cluster"] = claims.cluster_labels(result)
         result = result.assign_coords(component=np.arange(1, choice.rank + 1))
-        notes = list(dict.fromkeys(n for f in fits for n in f.notes))
+        notes = [*building.warnings_for(options), *dict.fromkeys(n for f in fits for n in f.notes)]
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
         return result.assign_attrs(
             tensor=options.tensor,
             layers=options.layers,
@@ -116,7 +119,7 @@ class CP(attnlens.Analysis):
             n_clusters=int(result["cluster"].max()) + 1,
             n_tokens=0 if sample is None else len(sample.text),
             tokens_left_out=0 if sample is None else sample.left_out,
-            notes=[*building.warnings_for(options), *notes],
+            notes=notes,
         )
 
     def _of_twin(self, twin: Any, tensor: Any, rank: int, how: Any, causal: bool) -> xr.Dataset:

@@ -79,7 +79,7 @@ def _scatter(
             if np.isfinite(x) and np.isfinite(y):
                 ax.annotate(
                     str(text), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6.5,
-                    color="#5b6875",
+                    color="#5b6875", zorder=4,
                 )  # fmt: skip
     ax.set_xticks([])
     ax.set_yticks([])
@@ -133,7 +133,7 @@ def trust(result: xr.Dataset, figure: Any) -> str:
         if label == "layer" and "purity_twin" in result:
             pairs.append(("twins (data)", result["purity_twin"].mean().item()))
         pairs.append(("by chance", result["purity_chance"].sel(label=label).item()))
-        groups[f"Neighbours of the same {label}"] = pairs
+        groups[f"Same {label}"] = pairs
     attnlens.figures.bars(
         figure,
         groups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,9 @@ class Tucker(attnlens.Analysis):
             twins.append(found)
         if twins:
             result = result.merge(xr.concat(twins, "twin"))
+        notes = [*building.warnings_for(tensor.as_cp(options)), *fit.notes]
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
         return result.assign_attrs(
             tensor=options.tensor,
             modes=list(whole.dims),
@@ -77,7 +81,7 @@ class Tucker(attnlens.Analysis):
             explained=fit.explained,
             converged=int(fit.converged),
             n_tokens=0 if sample is None else len(sample.text),
-            notes=[*building.warnings_for(tensor.as_cp(options)), *fit.notes],
+            notes=notes,
         )
 
     # -- what is shown ------------------------------------------------------------------------
