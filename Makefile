@@ -1,6 +1,7 @@
 # make demo   set everything up and run the demo: prints the path of a report
 # make test   set everything up; linter, types, layering, tests
 # make bench  the measurements that README quotes
+# make docs   the documentation, in build/site
 # make fix    let the linter repair what it can
 
 VENV ?= .venv
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench fix clean
+.PHONY: demo test lint bench docs fix clean
 
 demo: $(VENV)/.installed
 	$(BIN)/attnlens run --plugins cp,spectrum demo
@@ -26,6 +27,10 @@ lint: $(VENV)/.developed
 
 bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.documented
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fix: $(VENV)/.developed
 	$(BIN)/ruff check --fix .
@@ -47,4 +52,8 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.developed: $(VENV)/.installed
 	$(PIP) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.documented: $(VENV)/.developed
+	$(PIP) --editable ".[dev,docs]"
 	@touch $@
