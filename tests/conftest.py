@@ -14,9 +14,7 @@ DISTRIBUTIONS = Path(__file__).parent / "distributions"
 
 
 @pytest.fixture
-def install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Path]]:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Lay out packages of tests/distributions as an installer would; return their folder."""
     site = tmp_path / "site-packages"
     site.mkdir()

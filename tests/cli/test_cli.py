@@ -111,9 +111,7 @@ def test_a_broken_plugin_that_was_not_selected_does_not_matter(
 
 def test_a_missing_model_gives_exit_code_1(install, tmp_path) -> None:
     install("lookback")
-    done = attnlens(
-        "run", tmp_path / "no-folder", "--plugins", "lookback", "--out", tmp_path / "r"
-    )
+    done = attnlens("run", tmp_path / "no-folder", "--plugins", "lookback", "--out", tmp_path / "r")
     assert done.exit_code == 1
     assert "no-folder" in done.stderr
     assert "Traceback" not in done.stderr
@@ -238,8 +236,10 @@ def test_ctrl_c_leaves_a_store_that_resume_finishes(install, gpt2, tmp_path) -> 
     tokens = tmp_path / "many.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 50, (4000, 16)))
     out = tmp_path / "run"
-    words = [sys.executable, "-m", "attnlens", "run", str(gpt2), "--plugins", "lookback",
-             "--tokens", str(tokens), "--batch-size", "1", "--twins", "0", "--out", str(out)]  # fmt: skip
+    words = [
+        sys.executable, "-m", "attnlens", "run", str(gpt2), "--plugins", "lookback", "--tokens",
+        str(tokens), "--batch-size", "1", "--twins", "0", "--out", str(out),
+    ]  # fmt: skip
     environment = _environment(PYTHONPATH=str(site))
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

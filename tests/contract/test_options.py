@@ -76,7 +76,7 @@ def test_assignments_name_plugin_option_and_value() -> None:
     read = read_assignments(["cp.rank=8", "cp.note=a=b", "dist:cp.rank=2"])
     assert read == {"cp": {"rank": "8", "note": "a=b"}, "dist:cp": {"rank": "2"}}
     for wrong in ("cp.rank", "rank=8", "=8", "cp.=8"):
-        with pytest.raises(OptionError, match="PLUGIN.OPTION=VALUE"):
+        with pytest.raises(OptionError, match=r"PLUGIN\.OPTION=VALUE"):
             read_assignments([wrong])
 
 

@@ -29,7 +29,11 @@ class LookBack(attnlens.Analysis):
 
     def findings(self, result):
         yield attnlens.Finding(
-            claim="long-range-heads", holds=True, text="...", evidence={"heads": 3}, null={"heads": 0}
+            claim="long-range-heads",
+            holds=True,
+            text="...",
+            evidence={"heads": 3},
+            null={"heads": 0},
         )
 
 
