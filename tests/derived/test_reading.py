@@ -205,3 +205,20 @@ def test_reading_needs_no_torch(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(3 * 2 * 4 * 13, rel=1e-5)
+
+
+def test_a_window_in_a_long_prompt() -> None:
+    """Rows far from the start read only the keys that their window reaches."""
+    n, window = 300, 17
+    facts = {"scales": (0.7,), "causal": True, "windows": (window,)}
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, n, 1, 8))
+    store = Store.from_arrays(q_rot=q, k_rot=k, model=facts)
+    back = np.arange(n)[:, None] - np.arange(n)
+    scores = np.where((back >= 0) & (back < window), 0.7 * q[0, 0, :, 0] @ k[0, 0, :, 0].T, -np.inf)
+    wanted = np.exp(scores - scores.max(1, keepdims=True))
+    wanted /= wanted.sum(1, keepdims=True)
+    found = store["pattern"][0, 0, 0]
+    np.testing.assert_allclose(found.values, wanted, atol=1e-12)
+    np.testing.assert_allclose(found[[250, 20]].values, wanted[[250, 20]], atol=1e-12)
+    handle = store.attention(0).to_dense()[0, 0].numpy()
+    np.testing.assert_allclose(handle, wanted, atol=1e-12)
