@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
-
 from attnlens_plugins.equivariance.distances import Heads, gram, relative_distances
+from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
@@ -97,9 +96,9 @@ def certificates(layers: int, d_model: int, n_heads: int) -> None:
     """Time every symmetry of a GPT-2 in forward passes of the same model on the same tokens."""
     import torch
     import transformers
+    from attnlens_plugins.equivariance import certificate
 
     import attnlens
-    from attnlens_plugins.equivariance import certificate
 
     config = transformers.GPT2Config(
         n_layer=layers, n_embd=d_model, n_head=n_heads, n_positions=256, vocab_size=5000

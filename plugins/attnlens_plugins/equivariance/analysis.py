@@ -11,6 +11,8 @@ import xarray as xr
 
 import attnlens
 from attnlens_plugins.equivariance import certificate, claims, drawing, tables
+from attnlens_plugins.equivariance.distances import EQUAL
+from attnlens_plugins.equivariance.merging import merged
 from attnlens_plugins.equivariance.options import EquivarianceOptions
 from attnlens_plugins.equivariance.pairs import compare, read_pairs, represent
 
@@ -72,7 +74,8 @@ class Equivariance(attnlens.Analysis):
             result = result.merge(certificate.gauge_dataset(gauge))
         result = self._beside_twins(store, result, weights, pairs, tokens, notes)
         if self.options.pairs is not None:
-            result = result.merge(self._pairs(store, model, seed))
+            found = self._pairs(store, model, seed)
+            result = result.merge(found).assign_attrs({**result.attrs, **found.attrs})
         result = result.assign_coords(
             layer=np.arange(facts.n_layers), head=np.arange(facts.n_heads)
         )
@@ -87,6 +90,7 @@ class Equivariance(attnlens.Analysis):
             "qk_norm": facts.qk_norm,
             "soft_capped": facts.soft_cap is not None,
             "sinks": facts.sinks,
+            "numbered_heads": _numbered(facts, weights),
             "grouped": facts.n_kv_heads != facts.n_heads,
             "d_model": facts.d_model,
             "attention_parameters": int(
@@ -130,6 +134,9 @@ class Equivariance(attnlens.Analysis):
                 result["nearest_distance_twin"] = xr.concat(near, dim)
                 below = min(_NEAR, float(result["nearest_distance_twin"].min()))
             found = certificate.head_map(weights, facts, pairs, length, below=below)
+            moved = _merged(found, model, tokens)
+            if moved is not None:
+                result["merged_logits"] = moved
             names = [f"{a}.{b}" for a in range(facts.n_layers) for b in range(facts.n_heads)]
             result = result.merge(found).assign_coords(one=names, other=names)
             result.attrs |= {"offsets": found.attrs["offsets"], "grouped_below": below}
@@ -210,6 +217,23 @@ class Equivariance(attnlens.Analysis):
     def findings(self, result: xr.Dataset) -> Iterator[attnlens.Finding]:
         """State the certificates, then what lies outside what chance would have."""
         yield from claims.findings(result)
+
+
+def _merged(found: xr.Dataset, model: Any, tokens: Any) -> float | None:
+    """Merge the equal heads of each layer for a moment; None where there are none."""
+    near = np.argwhere(np.triu(found["distance"].values < EQUAL, 1)).tolist()
+    n_heads = model.facts.n_heads
+    pairs = [(i, j) for i, j in near if i // n_heads == j // n_heads]
+    return merged(model, tokens, pairs) if pairs else None
+
+
+def _numbered(facts: Any, weights: Any) -> str:
+    """Name what belongs to a head by its place in the list; empty where nothing does."""
+    if facts.positions == "alibi":
+        return "each has its own slope"
+    if facts.sinks:
+        return "each has its own sink"
+    return "each has its own gains" if np.ndim(weights.get("q_norm_w")) == 3 else ""
 
 
 def chosen_tokens(store: Any, prompts: int, length: int) -> Any:

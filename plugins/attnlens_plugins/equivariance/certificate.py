@@ -85,6 +85,8 @@ def gauge_dataset(found: Gauge) -> xr.Dataset:
         result[f"gauge_{kind}_outside"] = (_GRID, found.outside[kind])
         result[f"gauge_{kind}_dims"] = ("layer", found.dims[kind])
         result[f"gauge_{kind}_group"] = ("layer", np.array(found.words[kind], dtype=str))
+    result["heads_error"] = (_GRID, found.heads.error)
+    result["heads_tolerance"] = (_GRID, found.heads.tolerance)
     names = sorted(found.moved)
     result["gauge_moved"] = ("quantity", np.array([found.moved[n] for n in names]))
     result = result.assign_coords(quantity=names)

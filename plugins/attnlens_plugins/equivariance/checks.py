@@ -95,19 +95,23 @@ _HEADS: tuple[tuple[str, str, str, bool, str, str], ...] = (
         "key_bias_change", "shift_tolerance",
     ),
     (
-        "gauge-qk", "basis of each head", "queries and keys in another basis", True,
+        "head-order", "heads and their bases", "heads in another order", True,
+        "heads_error", "heads_tolerance",
+    ),
+    (
+        "gauge-qk", "heads and their bases", "queries and keys in another basis", True,
         "gauge_qk_error", "gauge_qk_tolerance",
     ),
     (
-        "gauge-qk-outside", "basis of each head", "… but outside the group", False,
+        "gauge-qk-outside", "heads and their bases", "… but outside the group", False,
         "gauge_qk_outside", "gauge_qk_tolerance",
     ),
     (
-        "gauge-vo", "basis of each head", "values and outputs in another basis", True,
+        "gauge-vo", "heads and their bases", "values and outputs in another basis", True,
         "gauge_vo_error", "gauge_vo_tolerance",
     ),
     (
-        "gauge-vo-outside", "basis of each head", "… but values alone", False,
+        "gauge-vo-outside", "heads and their bases", "… but values alone", False,
         "gauge_vo_outside", "gauge_vo_tolerance",
     ),
 )  # fmt: skip
@@ -126,8 +130,10 @@ def _all(result: xr.Dataset) -> Iterator[Check]:
         values = result[variable].transpose("layer", "head").values
         tolerance = result[allowed].transpose("layer", "head").values
         heads: tuple[str, ...] = ()
-        if must and name == "shift" and result.attrs.get("sinks"):
+        if name == "shift" and result.attrs["sinks"]:
             must, what = False, what + " (there are sinks)"
+        if name == "head-order" and result.attrs["numbered_heads"]:
+            must, what = False, what + f" ({result.attrs['numbered_heads']})"
         if must:
             heads = failing(result[variable], result[allowed])
             shown, allowed_here = _worst(values, tolerance)

@@ -88,13 +88,16 @@ def _equal(result: xr.Dataset) -> attnlens.Finding:
             evidence={"smallest_distance": float(result["nearest_distance"].min())},
         )
     named = [f"{a} and {b}" for a, b in pairs]
-    return attnlens.Finding(
-        claim="equal-heads",
-        holds=True,
-        text=f"{len(pairs)} pairs of heads are the same up to a change of basis, so that each pair "
-        f"can be merged into one head with twice the output: {words.some(named)}.",
-        evidence={"pairs": named},
-    )
+    text = f"{len(pairs)} pairs of heads are the same up to a change of basis: {words.some(named)}."
+    evidence: dict[str, Any] = {"pairs": named}
+    if "merged_logits" in result:
+        moved = result["merged_logits"].item()
+        evidence["merged_logits"] = moved
+        text += (
+            " Those within a layer can be merged into one head with twice the output: done to the "
+            f"live model, it moved the logits by {moved:.1e} of the largest."
+        )
+    return attnlens.Finding(claim="equal-heads", holds=True, text=text, evidence=evidence)
 
 
 def _alike(result: xr.Dataset) -> attnlens.Finding:

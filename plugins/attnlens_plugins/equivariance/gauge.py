@@ -16,6 +16,7 @@ from attnlens_plugins.equivariance.groups import (
     value_output_group,
 )
 from attnlens_plugins.equivariance.live import Call
+from attnlens_plugins.equivariance.merging import HeadOrder
 from attnlens_plugins.equivariance.rounding import (
     pattern_tolerance,
     unit_roundoff,
@@ -176,6 +177,8 @@ class Gauge:
     dims : dict from {"qk", "vo"} to int[layer]
         Dimensions of the redundant space, all heads together.
     words : dict from {"qk", "vo"} to list of str, one for each layer
+    heads : HeadOrder
+        Whether the heads may be listed in another order.
     pairs : list, one for each layer, of list of (int, int)
         Dimensions that the rotary embedding turns together.
     logits : dict
@@ -195,6 +198,7 @@ class Gauge:
         self.outside = {k: np.full(shape, np.nan) for k in ("qk", "vo")}
         self.dims = {k: np.zeros(facts.n_layers, dtype=np.int64) for k in ("qk", "vo")}
         self.words = {k: [""] * facts.n_layers for k in ("qk", "vo")}
+        self.heads = HeadOrder(facts, seed)
         self.pairs: list[list[tuple[int, int]]] = [[] for _ in range(facts.n_layers)]
         self.logits: dict[str, float] = {}
         self.moved: dict[str, float] = {}
@@ -207,6 +211,7 @@ class Gauge:
         weights = self.model.head_weights(layer)
         gains = {name: np.asarray(value[layer]) for name, value in self.gains.items()}
         generator = np.random.default_rng([self.seed, layer])
+        self.heads.visit(call, weights)
         self.pairs[layer] = _pairs(call, rotated(facts, call.seen), _q_gain(facts, gains)) or []
         groups = {
             "qk": groups_of(call, gains),

@@ -135,7 +135,8 @@ def _head_width(result: xr.Dataset) -> int:
 
 
 def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
-    parts = [rows[name] for name in ("gauge-qk", "gauge-vo") if name in rows]
+    parts = [rows[name] for name in ("head-order", "gauge-qk", "gauge-vo") if name in rows]
+    parts = [row for row in parts if row.must_hold]
     holds, why = _outcome(parts)
     inside = result["gauge_logits_inside"].item()
     outside = result["gauge_logits_outside"].item()
@@ -160,8 +161,8 @@ def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
             f"logits by {inside:.1e} of the largest (rounding allows {allowed:.1e}), maps outside "
             f"the group move them by {outside:.2g}. The group is {groups} for queries and keys and "
             f"{values} for values and outputs{shared}: {dims:,} of {total:,} attention parameters "
-            f"({dims / total:.1%}) are redundant. Patterns and results are the same in any basis; "
-            f"q, k, v and z are not. {_LAW}"
+            f"({dims / total:.1%}) are redundant. {_order(rows)}Patterns and results are the same "
+            f"in any basis; q, k, v and z are not. {_LAW}"
         )
     else:
         text = f"Another basis of each head ({groups}; {values}) should change nothing. {why}"
@@ -175,6 +176,15 @@ def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
             "redundant_dimensions": dims,
         },
     )
+
+
+def _order(rows: dict[str, Check]) -> str:
+    check = rows.get("head-order")
+    if check is None:
+        return ""
+    if check.must_hold:
+        return "Heads may be listed in any order, too. "
+    return f"Heads may not be listed in another order: {check.what.partition('(')[2][:-1]}. "
 
 
 def _rotation(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attnlens_plugins.equivariance.live import Call, each_attention
 
 import attnlens
-from attnlens_plugins.equivariance.live import Call, each_attention
 from tests import modelzoo
 
 TOKENS = np.random.default_rng(0).integers(1, 50, (6, 14))

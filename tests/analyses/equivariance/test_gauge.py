@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-import attnlens
 from attnlens_plugins.equivariance import certificate, gauge
 from attnlens_plugins.equivariance.groups import random_invertible
 from attnlens_plugins.equivariance.live import each_attention
+
+import attnlens
 from tests import modelzoo
 
 #: Dimensions of the redundant space of one layer: queries and keys, values and outputs.

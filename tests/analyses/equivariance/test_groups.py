@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from attnlens_plugins.equivariance.groups import (
     Block,
     query_key_group,
@@ -15,6 +12,8 @@ from attnlens_plugins.equivariance.groups import (
     rotary_pairs,
     value_output_group,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 HALF = [(i, i + 4) for i in range(4)]
 

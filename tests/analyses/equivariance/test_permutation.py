@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-import attnlens
 from attnlens_plugins.equivariance import certificate
 from attnlens_plugins.equivariance.live import each_attention
 from attnlens_plugins.equivariance.permutation import Permutation, reaction, shuffles
+
+import attnlens
 from tests import modelzoo
 from tests.analyses.equivariance.conftest import TOKENS
 

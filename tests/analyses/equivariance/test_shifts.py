@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attnlens_plugins.equivariance import certificate
 
 import attnlens
-from attnlens_plugins.equivariance import certificate
 from tests import modelzoo
 
 #: Dimensions of a head on which the key bias is null, by derivation.
