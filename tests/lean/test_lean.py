@@ -189,6 +189,17 @@ def test_a_mask_that_is_not_what_the_facts_say(tokens: Tensor) -> None:
     assert problem is not None and "mask" in problem
 
 
+def test_a_matrix_made_elsewhere_is_noticed(tokens: Tensor) -> None:
+    model = load_model(build("gpt2"))
+
+    def wasteful(module: Any, inputs: Any, output: Any) -> None:
+        torch.zeros(inputs[0].shape[1], inputs[0].shape[1])
+
+    model.bridge.blocks[0].mlp.register_forward_hook(wasteful)
+    problem = model.lean_problem()
+    assert problem is not None and "makes a matrix" in problem
+
+
 def test_padding_is_refused(models: dict[str, Model], tokens: Tensor) -> None:
     model = models["llama"]
     mask = torch.ones_like(tokens)
