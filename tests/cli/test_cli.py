@@ -219,7 +219,7 @@ def test_a_plan_that_cannot_fit_is_refused_with_advice(tmp_path) -> None:
     tokens = tmp_path / "long.npy"
     np.save(tokens, np.zeros((1, 131072), dtype=np.int32))
     started = time.monotonic()
-    done = attnlens("run", folder, "--plugins", "spectrum", "--tokens", tokens, "--twins", 0)
+    done = attnlens("capture", folder, "-a", "pattern", "--no-lean", "--tokens", tokens)
     assert done.exit_code == 1
     assert "--length" in done.stderr
     assert "GiB" in done.stderr or "TiB" in done.stderr
