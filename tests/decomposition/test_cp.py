@@ -96,7 +96,8 @@ def test_permuting_a_mode_permutes_its_factor(random, mode, nonnegative):
     random.shuffle(order)
     a = cp(tensor, 3, n_restarts=4, nonnegative=nonnegative)
     b = cp(np.take(tensor, order, mode), 3, n_restarts=4, nonnegative=nonnegative)
-    np.testing.assert_allclose(b.weights, a.weights, rtol=1e-5)
+    # Each fit stops within its tolerance of the optimum, from another side after the permutation.
+    np.testing.assert_allclose(b.weights, a.weights, rtol=1e-4)
     for k, (x, y) in enumerate(zip(a.factors, b.factors, strict=True)):
         np.testing.assert_allclose(y, x[order] if k == mode else x, atol=1e-4)
 
