@@ -72,7 +72,12 @@ class CP(attnlens.Analysis):
         known = [t for t in tables if t is not None]
         table = np.mean(known, axis=0) if len(known) == len(parts) else None
         choice = fitting.choose_rank(ranks, table, tensor.split)
-        fits = [s[choice.rank] for s in scans]
+        fits = [
+            fitting.fit_ranks(
+                p, [choice.rank], n_restarts=options.n_restarts, polish=fitting.FINE, **how
+            )[choice.rank]
+            for p in parts
+        ]
         groups = clusters.group(results.strengths(tensor, fits), options.clusters)
         pieces = [results.components(store, options, tensor, sample, f) for f in fits]
         result = pieces[0]

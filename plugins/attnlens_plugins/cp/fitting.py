@@ -16,8 +16,9 @@ STABLE = 0.7
 #: Starts of a half's fits: they are many, and only their best matters.
 _HALF_RESTARTS = 4
 _HALF_SWEEPS = 150
-#: Sweeps on the core beyond its own compression.
+#: Sweeps on the core beyond its own compression: while ranks are compared, and of the one chosen.
 _POLISH = 10
+FINE = 300
 
 
 @dataclass
@@ -60,6 +61,7 @@ def fit_ranks(
     seed: int,
     nonnegative: bool,
     joint: bool = False,
+    polish: int = _POLISH,
 ) -> dict[int, Fit]:
     """Fit every rank.
 
@@ -71,17 +73,22 @@ def fit_ranks(
     nonnegative : bool
     joint : bool
         Give layers and head numbers a mode each.
+    polish : int
+        Sweeps at most, after those on the engine's own compression of the core.
     """
     core = tensor.core
+    dims: tuple[str, ...] = tensor.dims
     if joint:
         core = core.reshape(len(np.unique(tensor.layer)), -1, *core.shape[1:])
+        dims = ("layer", *dims)
     scan = attnlens.decomposition.cp(
         core,
         ranks,
         n_restarts=n_restarts,
         seed=seed,
         nonnegative=nonnegative,
-        polish_sweeps=_POLISH,
+        polish_sweeps=polish,
+        dims=dims,
     )
     return {rank: _report(tensor, scan[rank], joint) for rank in ranks}
 
@@ -110,7 +117,8 @@ def _report(tensor: Compressed, found: Any, joint: bool) -> Fit:
         bool(found.degeneracy.degenerate),
         bool(found.converged),
         np.asarray(found.restart_errors),
-        tuple(found.notes),
+        # How much is explained is said of the whole tensor, and not of its core.
+        tuple(n for n in found.notes if "explains" not in n),
     )
 
 
@@ -218,12 +226,20 @@ def choose_rank(ranks: list[int], table: npt.NDArray[np.float64] | None, what: s
             ranks[0], False, 0.0, f"Rank {ranks[0]}: there are too few {what}s to check it."
         )
     curve = np.median(table, axis=0)
+    if len(ranks) == 1:
+        stable = bool(curve[0] > STABLE)
+        return Choice(
+            ranks[0],
+            stable,
+            float((table[:, 0] > STABLE).mean()),
+            f"Rank {ranks[0]} was asked for; its worst component matches its like in the other "
+            f"half of the {what}s with {curve[0]:.2f} ({'above' if stable else 'under'} {STABLE}).",
+        )
     passing = [i for i, value in enumerate(curve) if value > STABLE]
     if not passing:
         best = int(curve.argmax())
-        chosen = best if len(ranks) == 1 else 0
         return Choice(
-            ranks[chosen],
+            ranks[0],
             False,
             0.0,
             f"No rank is stable: at best (rank {ranks[best]}) the worst component matches its like "
