@@ -163,6 +163,10 @@ class Contents(Mapping[str, xr.DataArray]):
         """Give a statistic the labels that it does not know itself."""
         head = next((d for d in ("head", "kv_head") if d in result.dims), None)
         heads = self.manifest.heads
+        n_heads, groups = (self.manifest.model.get(n) for n in ("n_heads", "n_kv_heads"))
+        if head == "kv_head" and heads is not None and n_heads and groups:
+            # The manifest lists query heads; each reads the key-value head of its group.
+            heads = sorted({h // (n_heads // groups) for h in heads})
         of = name.partition(".")[0]
         spec = self.manifest.activations.get(of) or derived_spec(self.manifest, of)
         if spec is not None and name not in self.manifest.statistics:

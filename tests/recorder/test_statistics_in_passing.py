@@ -16,6 +16,7 @@ from attnlens.models import load_model
 from attnlens.needs import BUILTIN_STATISTICS
 from attnlens.recorder import capture
 from attnlens.statistics import Statistic
+from tests.modelzoo import tiny
 
 ALL = sorted(BUILTIN_STATISTICS)
 LENGTHS = (9, 4, 9, 9, 4, 1, 9, 9)
@@ -174,3 +175,13 @@ def test_a_sliding_window_counts_only_the_keys_that_it_shows(
         pattern[..., range(1, 9), range(8)].mean((0, -1)),
         rtol=1e-6,
     )
+
+
+@pytest.mark.parametrize(("heads", "groups"), [([2, 3], [1]), ([0, 2], [0, 1]), ([1], [0])])
+def test_grouped_heads_keep_their_numbers(tmp_path, heads, groups):
+    folder = tiny("llama", tmp_path / "model")
+    tokens = np.zeros((2, 5), dtype=int)
+    store = capture(folder, tokens, activations=["k"], statistics=["k.mean", "q.mean"], heads=heads)
+    assert list(store["k.mean"]["kv_head"].values) == groups
+    assert list(store["k"]["kv_head"].values) == groups
+    assert list(store["q.mean"]["head"].values) == heads
