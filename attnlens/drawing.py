@@ -75,13 +75,16 @@ def _save_figure(
 
 def _save_table(
     analysis: Analysis, drawing: Drawing, result: xr.Dataset, folder: Path
-) -> dict[str, str]:
+) -> dict[str, Any]:
+    from pandas.api.types import is_numeric_dtype
+
     frame = analysis.tabulate(drawing.name, result)
     place = folder / "tables"
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{drawing.name}.csv"
     frame.to_csv(path, index=frame.index.name is not None, encoding="utf-8")
-    return {"csv": _relative(path, folder)}
+    text = [str(name) for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)]
+    return {"csv": _relative(path, folder), "text": text}
 
 
 def _save_highlight(

@@ -154,8 +154,12 @@ def read_table(folder: Path, table: dict[str, Any]) -> Table:
     body = [(row + [""] * width)[:width] for row in body]
     if columns[0] == "" and [row[0] for row in body] == [str(i) for i in range(len(body))]:
         columns, body, width = columns[1:], [row[1:] for row in body], width - 1
+    # Text that looks like a number, such as head 0.10, is not one.
+    text = set(table.get("text") or ())
     numeric = [
-        any(row[j] for row in body) and all(_number(row[j]) is not None for row in body if row[j])
+        columns[j] not in text
+        and any(row[j] for row in body)
+        and all(_number(row[j]) is not None for row in body if row[j])
         for j in range(width)
     ]
     decimals = [_decimals([row[j] for row in body]) if numeric[j] else None for j in range(width)]

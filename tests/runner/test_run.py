@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -126,6 +127,20 @@ def test_the_printed_plugin_runs_from_model_to_report(install, gpt2, tokens, tmp
     assert provenance["seed"] == 0
     assert len(provenance["weights_hash"]) == 64
     assert provenance["prompts_hash"]
+
+
+def test_head_names_in_tables_are_no_numbers(gpt2, tokens, tmp_path) -> None:
+    class Named(Entropy):
+        name = "named"
+
+        @attnlens.table("Heads by name")
+        def names(self, result):
+            return pd.DataFrame({"head": ["0.1", "0.10"], "value": [1.0, 2.0]})
+
+    run = attnlens.run(gpt2, [Named], corpus=tokens, out=tmp_path / "r", twins=0)
+    page = run.report.read_text(encoding="utf-8")
+    assert ">0.10<" in page
+    assert run.record["analyses"][0]["tables"][0]["text"] == ["head"]
 
 
 def test_options_reach_the_analysis(install, gpt2, tokens, tmp_path) -> None:
