@@ -103,3 +103,8 @@ def test_too_short_to_repeat(length: int) -> None:
     with pytest.raises(CorpusError, match="does not repeat") as caught:
         load(None, facts, length=length)
     assert "3 or more" in str(caught.value.hint)
+
+
+def test_nothing_outside_the_models_vocabulary_is_drawn() -> None:
+    prompts = load(words(None), facts_of(d_vocab=20), samples=20)
+    assert max(p.max() for p in prompts.tokens) == 19
