@@ -7,7 +7,7 @@ the bridge splits), so every change is read back through the bridge before it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ from attnlens.errors import UnsupportedModelError, UsageError
 from attnlens.models.facts import ModelFacts
 from attnlens.models.weights import unwrapped
 
+#: One layer's attention weights by name.
+Weights = dict[str, NDArray[np.float64]]
+
 #: Name of a weight -> the projection that holds it, and the parameter there.
 _PARTS: Final = {
     f"{kind}_{part}": (part.lower(), parameter)
@@ -31,7 +34,9 @@ _PARTS: Final = {
 REPLACEABLE: Final = tuple(_PARTS)
 
 
-def head_weights(bridge: Any, facts: ModelFacts, layer: int) -> dict[str, NDArray[np.float64]]:
+def head_weights(
+    bridge: Any, facts: ModelFacts, layer: int, names: Sequence[str] | None = None
+) -> Weights:
     """Return one layer's attention weights as they act, exactly.
 
     Parameters
@@ -39,6 +44,8 @@ def head_weights(bridge: Any, facts: ModelFacts, layer: int) -> dict[str, NDArra
     bridge : TransformerBridge
     facts : ModelFacts
     layer : int
+    names : sequence of str, optional
+        These alone; all that there are by default.
 
     Returns
     -------
@@ -52,12 +59,13 @@ def head_weights(bridge: Any, facts: ModelFacts, layer: int) -> dict[str, NDArra
     UnsupportedModelError
         If the layer's projections cannot be had one by one.
     """
-    found: dict[str, NDArray[np.float64]] = {}
-    for name in _PARTS:
+    found: Weights = {}
+    for name in _PARTS if names is None else names:
         place = _Place.find(bridge, facts, layer, name)
         if place is not None:
             found[name] = place.read().cpu().numpy()
-    lacking = [name for name in ("W_Q", "W_K", "W_V", "W_O") if name not in found]
+    needed = ("W_Q", "W_K", "W_V", "W_O") if names is None else names
+    lacking = [name for name in needed if name not in found]
     if lacking:
         raise UnsupportedModelError(
             f"layer {layer} of {facts.name!r} ({facts.architecture}) has no {', '.join(lacking)} "

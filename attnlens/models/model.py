@@ -236,25 +236,17 @@ class Model:
                 self.bridge, self.facts, pre_norm=self._found.pre_norm, head=self.has_head
             )
 
-    def head_weights(self, layer: int) -> dict[str, NDArray[np.float64]]:
+    def head_weights(self, layer: int, names: Sequence[str] | None = None) -> gauge.Weights:
         """Return one layer's attention weights exactly: see `attnlens.models.gauge`."""
-        return gauge.head_weights(self.bridge, self.facts, layer)
+        return gauge.head_weights(self.bridge, self.facts, layer, names)
 
     def replaced_weights(
         self, values: Mapping[tuple[str, int], Any]
     ) -> AbstractContextManager[None]:
         """Run with other attention weights inside a with block; the old ones always return.
 
-        Parameters
-        ----------
-        values : mapping from (name, layer) to array
-            For example ``{("W_Q", 0): array[head, d_model, d_head]}``, in the layout of
-            `head_weights`.
-
-        Raises
-        ------
-        UsageError, UnsupportedModelError
-            See `attnlens.models.gauge.replaced_weights`.
+        `values` are for example ``{("W_Q", 0): array[head, d_model, d_head]}``, in the layout of
+        `head_weights`: see `attnlens.models.gauge.replaced_weights`.
         """
         return gauge.replaced_weights(self.bridge, self.facts, values)
 

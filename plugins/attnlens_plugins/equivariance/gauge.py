@@ -279,18 +279,24 @@ def measure(
     """
     import torch
 
-    with call.model.replaced_weights({(n, call.layer): v for n, v in values.items()}):
-        held = call.model.head_weights(call.layer)
+    layer = call.layer
+    with call.model.replaced_weights({(n, layer): v for n, v in values.items()}):
+        held = call.model.head_weights(layer, ("W_O",))["W_O"] if kind == "vo" else None
         new = call.again()
-    if kind == "qk":
+    if held is None:
         off = (new["pattern"].double() - call.seen["pattern"].double()).abs()
         return off.amax((0, 2, 3)).cpu().numpy(), new
+    z, fresh = call.seen["z"], new["z"]
+    # The products' own rounding is what the tolerance allows for, so float32 will do.
+    wide = torch.float64 if z.dtype == torch.float64 else torch.float32
     found = []
     for head in range(call.model.facts.n_heads):
-        old = call.seen["z"][:, :, head].double().cpu() @ torch.as_tensor(weights["W_O"][head])
-        fresh = new["z"][:, :, head].double().cpu() @ torch.as_tensor(held["W_O"][head])
+        before = torch.as_tensor(weights["W_O"][head]).to(z.device, wide)
+        after = torch.as_tensor(held[head]).to(z.device, wide)
+        old = z[:, :, head].to(wide) @ before
+        off = fresh[:, :, head].to(wide) @ after - old
         longest = torch.linalg.vector_norm(old, dim=-1).max().clamp_min(1e-30)
-        found.append(float(torch.linalg.vector_norm(fresh - old, dim=-1).max() / longest))
+        found.append(float(torch.linalg.vector_norm(off, dim=-1).max() / longest))
     return np.array(found), new
 
 
@@ -335,7 +341,7 @@ def whole_model(gauge: Gauge, tokens: Any, logits: Tensor) -> dict[str, float]:
         if (name, layer) in gauge.inside
     }
     rounded = {
-        key: value * (1 + eps * generator.choice([-1.0, 1.0], size=value.shape))
+        key: value * (1 + eps * (2.0 * generator.integers(0, 2, value.shape, dtype=np.int8) - 1))
         for key, value in original.items()
     }
     rounding = moved(rounded)
