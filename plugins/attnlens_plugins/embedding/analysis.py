@@ -130,8 +130,10 @@ class Embedding(attnlens.Analysis):
             both = xr.concat(twins, "twin")
             known = known.merge(both.rename({n: f"{n}_twin" for n in both.data_vars}))
         kinds: dict[tuple[int, int], str] = {}
-        for kind, cells in typed_heads(known).items():
-            for cell in cells:
+        found = typed_heads(known)
+        # A head of several types gets the most special: many heads rest on the first token.
+        for kind in sorted(found, key=lambda k: (k == "sink", k == "previous token")):
+            for cell in found[kind]:
                 kinds.setdefault(cell, kind)
         cells = [(int(a), int(b)) for a, b in zip(points.layer, points.head, strict=True)]
         labels: dict[str, Any] = {
