@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnlens.errors import OutputError, UsageError
 from attnlens.folders import prepare
 from attnlens.needs import MAIN
 from attnlens.preparation import Preparation, corpus_of, parse_needs
 from attnlens.progress import Progress
 from attnlens.selection import default_names, select
 from attnlens.store import Store
+from attnlens.store.schema import MANIFEST
 
 if TYPE_CHECKING:
     from attnlens.models import Model
@@ -95,6 +97,16 @@ def capture_needs(
 
     loading = {name: settings.pop(name) for name in _LOADING}
     prepared = _prepared(plugins, needs, options, disabled, corpus, seed, settings)
+    if overwrite and resume:
+        raise UsageError(
+            "--overwrite and --resume exclude each other.",
+            hint="--overwrite replaces what is there, --resume finishes it.",
+        )
+    if (out / MANIFEST).exists() and not (overwrite or resume):
+        raise OutputError(
+            f"There is a store at {out} already.",
+            hint="--overwrite replaces it, --resume finishes it.",
+        )
     prepare(out.parent, resume=True)
     live = load(model, loading, progress=progress, verify_device=verify_device)
     plan, prompts = prepared.plan(

@@ -11,12 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attnlens.errors import DamagedStoreError, OutputError
+from attnlens.errors import DamagedStoreError, OutputError, UsageError
 
 RUN_FILE = "run.json"
 STORE = "store.attn"
 REPORT = "report.html"
 DEFAULT_PARENT = "attnlens-runs"
+
+#: By which an analysis's folder is known.
+_OF_ANALYSES = ("result.zarr", "traceback.txt", "figures", "tables", "highlights")
 
 
 def slug(text: str) -> str:
@@ -51,6 +54,11 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
     OutputError
         If it cannot be made or written, or holds something else.
     """
+    if overwrite and resume:
+        raise UsageError(
+            "--overwrite and --resume exclude each other.",
+            hint="--overwrite replaces what is there, --resume finishes it.",
+        )
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, and a run needs a folder.", hint="Choose another.")
     if path.is_dir() and any(path.iterdir()) and not resume:
@@ -64,7 +72,7 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
                 f"The folder {path} holds something that is not a run of attnlens.",
                 hint="Nothing was deleted. Choose another folder.",
             )
-        shutil.rmtree(path)
+        _clear(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as probe:
@@ -75,6 +83,19 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
             hint="Choose another with --out.",
         ) from error
     return path
+
+
+def _clear(path: Path) -> None:
+    """Remove an earlier run from its folder; what somebody else put there stays."""
+    for entry in path.iterdir():
+        own = entry.name in (RUN_FILE, REPORT, STORE, "checkpoints") or entry.suffix == ".partial"
+        of_analysis = entry.is_dir() and any((entry / part).exists() for part in _OF_ANALYSES)
+        if not (own or of_analysis):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is no fault of the code: how long an example takes is measured in benchmarks/.
+settings.register_profile("attnlens", deadline=None)
+settings.load_profile("attnlens")
 
 DISTRIBUTIONS = Path(__file__).parent / "distributions"
 

@@ -107,7 +107,7 @@ Tokens = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npy",
-        help="Token ids [prompt, pos] or [pos], used exactly as given.",
+        help="Token ids, one row for each prompt, used exactly as given.",
         rich_help_panel=_PROMPTS,
         show_default=False,
     ),
@@ -359,6 +359,13 @@ def corpus(given: Mapping[str, Any]) -> Any:
         raise CorpusError(f"{' and '.join(named)} cannot be combined.", hint="Choose one.")
     if given["chunk"] is not None and given["text_file"] is None:
         raise CorpusError("--chunk cuts a --text-file, and none was given.")
+    for option in ("text_file", "tokens"):
+        # Told now rather than after the model has loaded.
+        if given[option] is not None and not given[option].is_file():
+            raise CorpusError(
+                f"--{option.replace('_', '-')}: there is no file {str(given[option])!r}.",
+                hint="Check the path.",
+            )
     common = {name: given[name] for name in ("samples", "length", "seed", "bos")}
     if given["text"]:
         return CorpusSpec(name="text", texts=tuple(given["text"]), **common)

@@ -124,7 +124,13 @@ def new(
 ) -> None:
     """Write a complete package for an analysis of your own, with its test."""
     from attnlens.cli.scaffold import write_package
+    from attnlens.errors import UsageError
+    from attnlens.plugins import discover
 
+    if any(p.name == name for p in discover()):
+        raise UsageError(
+            f"There is an analysis {name!r} already.", hint="Choose another name for yours."
+        )
     package = write_package(name, folder)
     typer.echo(package)
     console.say("Try it:")

@@ -55,7 +55,10 @@ def verify(
         typer.echo(str(problem))
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{store} is whole.")
+    if deep:
+        typer.echo(f"{store} is whole.")
+    else:
+        typer.echo(f"{store} is complete; --deep also looks for altered content.")
 
 
 @app.command()

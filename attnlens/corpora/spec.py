@@ -163,7 +163,12 @@ def as_corpus(value: object = None, **fields: Any) -> CorpusSpec:
         suffix = value.suffix.lower()
         kind = "tokens" if suffix == ".npy" else "dataset" if suffix in DATASET_SUFFIXES else "file"
         return CorpusSpec(kind, source=str(value), **fields)
-    if isinstance(value, Sequence) and value and all(isinstance(v, str) for v in value):
+    if isinstance(value, Sequence) and not value:
+        raise CorpusError("There are no prompts: the list is empty.")
+    if isinstance(value, Sequence) and any(isinstance(v, str) for v in value):
+        odd = next((i for i, v in enumerate(value) if not isinstance(v, str)), None)
+        if odd is not None:
+            raise CorpusError(f"Prompt {odd} is {value[odd]!r:.60}, not text as the others are.")
         return CorpusSpec("text", texts=tuple(value), **fields)
     return CorpusSpec("tokens", arrays=token_arrays(value), **fields)
 

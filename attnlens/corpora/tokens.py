@@ -35,7 +35,7 @@ def read_tokens(spec: CorpusSpec) -> tuple[TokenArray, ...]:
         ) from error
     except (ValueError, EOFError, BadZipFile) as error:
         raise CorpusError(
-            f"{spec.source!r} is not a .npy file of integers: {str(error) or 'it ends early'}.",
+            f"{spec.source!r} is not a .npy file of integers.",
             hint="Write one with numpy.save(FILE, ids), ids being integers [prompt, pos].",
         ) from error
     if not isinstance(array, np.ndarray):

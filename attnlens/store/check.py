@@ -246,5 +246,10 @@ def _store_problems(folder: Path, manifest: Manifest, *, deep: bool) -> Iterator
         if manifest.sealed or (folder / UNITS / unit.folder).is_dir():
             yield from unit_problems(folder, manifest, unit, depth=depth)
     yield from _weight_problems(folder, manifest, depth=depth)
-    if manifest.vocabulary and not (folder / VOCABULARY).is_file():
-        yield VOCABULARY, "is missing"
+    if manifest.vocabulary:
+        from attnlens.store.disk import disk_vocabulary
+
+        try:
+            disk_vocabulary(folder, manifest)
+        except DamagedStoreError as error:
+            yield VOCABULARY, error.message

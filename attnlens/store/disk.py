@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,17 +50,22 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
 
 
-def disk_vocabulary(folder: Path) -> list[str]:
+def disk_vocabulary(folder: Path, manifest: Manifest) -> list[str]:
     """Read the literal text of every token id.
 
     Raises
     ------
     DamagedStoreError
-        If the file is missing or cannot be read.
+        If the file is missing, altered or cannot be read.
     """
     try:
-        data = (folder / VOCABULARY).read_bytes().decode("utf-8", "surrogatepass")
-        return [str(t) for t in json.loads(data)]
+        data = (folder / VOCABULARY).read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest.vocabulary_hash:
+            raise DamagedStoreError(
+                f"{folder / VOCABULARY} was altered: its checksum does not fit its content.",
+                hint="Restore it from a copy, or capture again.",
+            )
+        return [str(t) for t in json.loads(data.decode("utf-8", "surrogatepass"))]
     except (OSError, ValueError) as error:
         raise DamagedStoreError(
             f"{folder / VOCABULARY} cannot be read: {error}.",

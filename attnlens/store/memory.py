@@ -61,6 +61,10 @@ def build(
     n, longest = _agree(labelled, ids, sizes, given)
     if ids is not None and ids.ndim == 1:
         ids = ids[None]
+    if n == 0 or longest == 0:
+        raise UsageError(
+            "The arrays hold no prompt.", hint="Give at least one prompt of one token."
+        )
     real = np.full(n, longest) if sizes is None else sizes
     _check_lengths(real, n, longest)
     values = {name: _clean(name, array, real) for name, array in labelled.items()}

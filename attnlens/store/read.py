@@ -96,7 +96,7 @@ class Store(Contents):
             [disk_unit(folder / UNITS / u.folder, u, manifest, weights) for u in manifest.units],
             path=folder,
             weights=weights,
-            vocabulary=disk_vocabulary(folder) if manifest.vocabulary else None,
+            vocabulary=disk_vocabulary(folder, manifest) if manifest.vocabulary else None,
             statistics=statistics,
         )
         for twin in subfolders(folder / TWINS):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +27,17 @@ MANIFEST: Final = "manifest.json"
 UNITS: Final = "units"
 WEIGHTS: Final = "weights"
 VOCABULARY: Final = "vocabulary.json"
+
+#: The manifest's checksum of itself, a key of ``manifest.json`` alone.
+CHECKSUM: Final = "checksum"
 TWINS: Final = "twins"
 CORPORA: Final = "corpora"
 
 #: Fields that may differ between an interrupted run and the run that finishes it.
-_NOT_IDENTITY: Final = frozenset({"command", "created", "notes", "sealed", "weights", "vocabulary"})
+_NOT_IDENTITY: Final = frozenset(
+    {"command", "created", "notes", "sealed", "weights", "vocabulary",
+     "vocabulary_hash"}
+)  # fmt: skip
 
 
 class _Part(BaseModel):
@@ -140,6 +147,8 @@ class Manifest(_Part):
         Names of the stored weights; filled in when they are written.
     vocabulary : bool
         Whether ``vocabulary.json`` belongs to the store.
+    vocabulary_hash : str
+        sha256 of that file.
     sealed : bool
         Whether everything is there.
     """
@@ -162,6 +171,7 @@ class Manifest(_Part):
     notes: list[str] = Field(default_factory=list)
     weights: list[str] = Field(default_factory=list)
     vocabulary: bool = False
+    vocabulary_hash: str = ""
     sealed: bool = False
 
     @model_validator(mode="after")
@@ -187,8 +197,10 @@ class Manifest(_Part):
         return max(self.prompts.lengths)
 
     def dump(self) -> str:
-        """Return the text of ``manifest.json``."""
-        return json.dumps(self.model_dump(by_alias=True), indent=1, ensure_ascii=False) + "\n"
+        """Return the text of ``manifest.json``, its own checksum included."""
+        data = json.loads(json.dumps(self.model_dump(by_alias=True)))
+        data[CHECKSUM] = checksum(data)
+        return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into `folder` in one step."""
@@ -213,6 +225,12 @@ def _differences(place: str, ours: Any, theirs: Any) -> Iterator[str]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def checksum(data: Mapping[str, Any]) -> str:
+    """Return the sha256 of a manifest's content, whatever the file's layout."""
+    content = {key: value for key, value in data.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -244,7 +262,7 @@ def load_manifest(folder: Path) -> Manifest:
         ) from error
     _check_version(file, data)
     try:
-        return Manifest.model_validate(data)
+        manifest = Manifest.model_validate({k: v for k, v in data.items() if k != CHECKSUM})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(p) for p in first["loc"]) or "manifest"
@@ -252,6 +270,12 @@ def load_manifest(folder: Path) -> Manifest:
             f"{file} does not make sense: {place}: {first['msg']}.",
             hint="Restore it from a copy, or capture again.",
         ) from error
+    if data.get(CHECKSUM) != checksum(data):
+        raise DamagedStoreError(
+            f"{file} was altered: its checksum does not fit its content.",
+            hint="Restore it from a copy, or capture again.",
+        )
+    return manifest
 
 
 def _no_store(folder: Path) -> StoreError:

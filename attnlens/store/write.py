@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from zarr.storage import LocalStore
 
 from attnlens.errors import OutputError, StoreError
 from attnlens.store.files import (
+    TEMPORARY,
     WriterLock,
     clear_errors,
     fsync_folder,
@@ -25,7 +27,9 @@ from attnlens.store.files import (
 )
 from attnlens.store.layout import stored_dims
 from attnlens.store.schema import (
+    CORPORA,
     MANIFEST,
+    TWINS,
     UNITS,
     VOCABULARY,
     WEIGHTS,
@@ -83,7 +87,7 @@ class StoreWriter:
                 _make_room(folder, lock, overwrite=overwrite)
                 (folder / UNITS).mkdir()
             manifest = manifest.model_copy(
-                update={"sealed": False, "weights": [], "vocabulary": False}
+                update={"sealed": False, "weights": [], "vocabulary": False, "vocabulary_hash": ""}
             )
             manifest.save(folder)
         except BaseException:
@@ -174,7 +178,7 @@ class StoreWriter:
         """Write the literal text of every token id."""
         data = json.dumps(texts, ensure_ascii=False).encode("utf-8", "surrogatepass")
         write_atomically(self.path / VOCABULARY, data)
-        self._update(vocabulary=True)
+        self._update(vocabulary=True, vocabulary_hash=hashlib.sha256(data).hexdigest())
 
     def _update(self, **fields: Any) -> None:
         self.manifest = self.manifest.model_copy(update=fields)
@@ -220,6 +224,10 @@ def _claim(folder: Path) -> WriterLock:
     return WriterLock(folder)
 
 
+#: What a writer puts into a store's folder, and may take out again.
+_OWN = frozenset({MANIFEST, UNITS, WEIGHTS, VOCABULARY, TWINS, CORPORA})
+
+
 def _make_room(folder: Path, lock: WriterLock, *, overwrite: bool) -> None:
     """Empty the folder, if it may be emptied."""
     there = [p for p in folder.iterdir() if not lock.covers(p)]
@@ -235,6 +243,8 @@ def _make_room(folder: Path, lock: WriterLock, *, overwrite: bool) -> None:
             f"There is a store at {folder} already.",
             hint="Finish it with --resume, replace it with --overwrite, or choose another folder.",
         )
-    # The manifest goes first: a half-emptied store must not look whole.
+    # The manifest goes first: a half-emptied store must not look whole. What somebody else put
+    # into the folder stays.
     for path in sorted(there, key=lambda p: p.name != MANIFEST):
-        remove(path)
+        if path.name in _OWN or path.name.startswith(TEMPORARY):
+            remove(path)

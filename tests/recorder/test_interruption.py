@@ -44,7 +44,8 @@ def contents(store: Path) -> dict[str, str]:
         data = file.read_bytes()
         if file.name == "manifest.json":
             manifest = json.loads(data)
-            manifest["created"] = manifest["command"] = None
+            # The checksum is of all the rest, these two included.
+            manifest["created"] = manifest["command"] = manifest["checksum"] = None
             data = json.dumps(manifest).encode()
         found[str(file.relative_to(store))] = hashlib.sha256(data).hexdigest()
     return found

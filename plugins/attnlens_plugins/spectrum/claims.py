@@ -121,8 +121,8 @@ def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
     return attnlens.Finding(
         claim=claim.word,
         holds=True,
-        text=f"{len(heads)} of {total} heads {span} (twins: {null['lowest']:.3g} to "
-        f"{null['highest']:.3g}): {_some(ranked)}.",
+        text=f"{len(heads)} of {total} heads {span} (twins: {_range(claim, null)}): "
+        f"{_some(ranked)}.",
         evidence={
             "heads": ranked,
             "lowest": found.min().item(),
@@ -132,12 +132,16 @@ def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
     )
 
 
+def _range(claim: Claim, null: dict[str, Any]) -> str:
+    """Write the twins' range in the form in which the claim writes its own."""
+    form = "{0:.0%} to {1:.0%}" if "%" in claim.phrase else "{0:.3g} to {1:.3g}"
+    return form.format(null["lowest"], null["highest"])
+
+
 def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
     residual = result["rank_one_residual"]
     last = residual.isel(layer=-1)
-    seen = (
-        f"it goes from {residual[0].item():.2f} in the first layer to {last.item():.2f} in the last"
-    )
+    seen = f"from {residual[0].item():.2f} in the first layer to {last.item():.2f} in the last"
     evidence = {"first": residual[0], "last": last, "lowest": residual.min()}
     if "rank_one_residual_twin" not in result:
         text = f"Rank collapse was not judged ({seen}): there are no twins."
@@ -149,10 +153,10 @@ def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
     low = bool(last < bounds["low"]) and bool(last < 0.3)
     text = (
         "The tokens' vectors collapse towards multiples of one vector: their distance from rank "
-        f"one falls, {seen}."
+        f"one falls {seen}."
         if low
         else "The tokens' vectors do not collapse to rank one more than in the twins: their "
-        f"distance from it, {seen}."
+        f"distance from it goes {seen}."
     )
     null = {"last": twins.mean(), "low": bounds["low"]}
     return attnlens.Finding(

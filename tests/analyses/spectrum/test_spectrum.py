@@ -17,7 +17,7 @@ from attnlens_plugins.spectrum.measures import (
     stable_rank,
     tail_exponent,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -73,13 +73,14 @@ def test_causal_uniform_of_512_has_nine_tenths_of_its_sigma_in_128() -> None:
     assert share == pytest.approx(0.89, abs=0.005)
 
 
+@settings(max_examples=20)
 @given(st.floats(1.5, 4.0), st.integers(0, 20))
 def test_the_exponent_of_a_planted_tail_is_found(alpha: float, seed: int) -> None:
-    uniform = np.random.default_rng(seed).uniform(size=4000)
+    uniform = np.random.default_rng(seed).uniform(size=1500)
     sample = (1 - uniform) ** (-1 / (alpha - 1))
     fitted, distance = tail_exponent(sample)
-    assert fitted == pytest.approx(alpha, rel=0.15)
-    assert distance < 0.06
+    assert fitted == pytest.approx(alpha, rel=0.2)
+    assert distance < 0.08
 
 
 def test_no_tail_is_fitted_where_there_is_none() -> None:
