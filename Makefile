@@ -28,7 +28,7 @@ lint: $(VENV)/.developed
 bench: $(VENV)/.developed
 	$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.documented
+docs: $(VENV)/.developed
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -51,9 +51,5 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(PIP) --editable ".[dev]"
-	@touch $@
-
-$(VENV)/.documented: $(VENV)/.developed
 	$(PIP) --editable ".[dev,docs]"
 	@touch $@

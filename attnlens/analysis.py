@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pydantic
@@ -136,6 +137,13 @@ class Finding(BaseModel):
     evidence: dict[str, Any] = {}
     null: dict[str, Any] = {}
     analysis: str = ""
+
+    def _repr_html_(self) -> str:
+        mark = "✓" if self.holds else "–"
+        return (
+            f"<div>{mark} <code>{escape(self.analysis)} {escape(self.claim)}</code> "
+            f"{escape(self.text)}</div>"
+        )
 
     @pydantic.field_validator("evidence", "null", mode="before")
     @classmethod

@@ -92,3 +92,9 @@ def test_a_configuration_file_has_a_table_for_each_analysis(tmp_path) -> None:
         read_config(file)
     with pytest.raises(OptionError, match="cannot be read"):
         read_config(tmp_path / "none.toml")
+
+
+def test_a_finding_shows_itself_escaped_in_a_notebook() -> None:
+    finding = attnlens.Finding(claim="x", holds=True, text="<script>alert(1)</script>")
+    assert "<script>" not in finding._repr_html_()
+    assert "✓" in finding._repr_html_()
