@@ -50,7 +50,8 @@ class CP(attnlens.Analysis):
     def requires(self) -> tuple[str, ...]:  # type: ignore[override]
         """What the chosen tensor is made of, the statistics of head types, and the twins."""
         own = building.REQUIRED[self.options.tensor]
-        return tuple(dict.fromkeys((*own, *heads.REQUIRED, "weights", "twin")))
+        types = heads.REQUIRED if self.options.types else ()
+        return tuple(dict.fromkeys((*own, *types, "weights", "twin")))
 
     def compute(self, store: Any) -> xr.Dataset:
         """Decompose the model's tensor and, at the same rank, those of its twins."""
@@ -93,7 +94,7 @@ class CP(attnlens.Analysis):
                 results.scan(ranks, scans, table),
                 results.grouping(tensor, groups),
                 results.redundancy(tensor),
-                heads.type_scores(store, causal=causal),
+                heads.type_scores(store, causal=causal) if options.types else xr.Dataset(),
             ],
             join="outer",
         )
@@ -139,7 +140,7 @@ class CP(attnlens.Analysis):
                 results.per_head(tensor, fits)[["explained"]],
                 results.redundancy(tensor),
                 results.grouping(tensor, groups)[["group", "silhouette", "cohesion"]],
-                heads.type_scores(twin, causal=causal),
+                heads.type_scores(twin, causal=causal) if options.types else xr.Dataset(),
             ]
         )
         found["error"] = float(np.sqrt(np.mean([f.error**2 for f in fits])))

@@ -74,6 +74,11 @@ class CPOptions(attnlens.Options):
         "if that is under 0.5 or no more than in the twins.",
     )
     n_splits: int = Field(3, ge=1, le=50, description="Random halvings of the prompts.")
+    types: bool = Field(
+        True,
+        description="Score heads for known types (previous-token, sink, duplicate-token, "
+        "induction); false where a store has no attention to tell them by.",
+    )
     vocabulary: int = Field(
         10, ge=1, le=100, description="Tokens named at either end of each feature direction."
     )
