@@ -160,7 +160,8 @@ def find(name: str, plugins: Sequence[Plugin]) -> Plugin:
     raise UnknownPluginError(
         f"There is no plugin {name!r}.",
         hint=(f"Did you mean {near!r}? " if near else "")
-        + f"Installed: {', '.join(names) or 'none'}. `attnlens plugins` tells more.",
+        + f"Installed: {', '.join(names) or 'none'}. A package of your own is found once it is "
+        "installed (pip install -e FOLDER).",
     )
 
 

@@ -160,6 +160,9 @@ class _Drawn(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names())
 
+    def __repr__(self) -> str:
+        return f"<{self._kind}s of {self._run.path}: {', '.join(self) or 'none'}>"
+
     def __getitem__(self, key: str) -> Any:
         analysis, _, name = key.partition(".")
         if (analysis, name) not in self._names():

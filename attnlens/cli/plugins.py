@@ -134,7 +134,11 @@ def new(
     package = write_package(name, folder)
     typer.echo(package)
     console.say("Try it:")
-    console.say(f"  pip install -e '{package}[dev]'")
+    console.say(
+        f"  pip install -e './{package}[dev]'"
+        if not package.is_absolute()
+        else f"  pip install -e '{package}[dev]'"
+    )
     console.say(f"  attnlens run --plugins {name} demo")
     console.say(f"  pytest {package}")
 

@@ -106,14 +106,16 @@ class @CLASS@(attnlens.Analysis):
         """Claim only what lies outside of what chance would have."""
         if "twins" not in result:
             return
-        bounds = attnlens.nulls.twin_range(list(result["twins"]), floor=0.02)
+        # `floor` is the smallest spread that would mean something, in the quantity's own unit.
+        # With one or two twins the bounds are wide: --twins 3 or more makes them tell more.
+        bounds = attnlens.nulls.twin_range(list(result["twins"]), floor=0.01)
         beyond = attnlens.nulls.above(result["concentration"], bounds)
         yield attnlens.Finding(
             claim="concentrated-heads",
             holds=bool(beyond.any()),
             text=f"{int(beyond.sum())} of {beyond.size} heads are more concentrated than chance.",
             evidence={"highest": result["concentration"].max()},
-            null={"highest": result["twins"].max()},
+            null={"highest": result["twins"].max(), "bound": bounds["high"].max()},
         )
 ''',
     "tests/test_analysis.py": '''"""The kit's checks, and the closed form."""
