@@ -23,6 +23,16 @@ def command(
     option: options.Assignments = None,
     config: options.Config = None,
     no_plugin: options.NoPlugin = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Pairs of texts with one meaning, a pair a line, separated by a tab: the same as "
+            "-o equivariance.pairs=FILE.",
+            rich_help_panel="Prompts",
+            show_default=False,
+        ),
+    ] = None,
     corpus: options.Corpus = None,
     text: options.Text = None,
     text_file: options.TextFile = None,
@@ -80,6 +90,8 @@ def command(
     from attnlens import capturing, runner
 
     settings["plugins"] = options.names(plugins)
+    if pairs is not None:
+        settings["options"].setdefault("equivariance", {})["pairs"] = str(pairs)
     if dry_run:
         typer.echo(str(capturing.plan_only(model, out=out, **settings)))
         return
