@@ -292,6 +292,17 @@ class Analysis(ABC):
         """Judge the result: which claims hold, with the numbers and what they are by chance."""
         return ()
 
+    def memory(self, facts: Any, tokens: int) -> int:
+        """Estimate the bytes that `compute` holds at once, for the plan; 0 where it is little.
+
+        Parameters
+        ----------
+        facts : ModelFacts
+        tokens : int
+            Tokens of all prompts together.
+        """
+        return 0
+
     def needs(self) -> list[Need]:
         """Parse `requires`.
 

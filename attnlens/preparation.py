@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.corpora import CorpusSpec, Prompts, as_corpus, load_prompts
 from attnlens.derivation import Abilities, Lean
 from attnlens.errors import NeedError
+from attnlens.machine import readable_bytes
 from attnlens.needs import MAIN, Need, requests
 from attnlens.plan import Plan, make_plan
 from attnlens.selection import Selected
@@ -113,7 +114,17 @@ class Preparation:
                 available, lean_problem, {n: s.of for n, s in self.statistics.items()}
             ),
         )
-        return plan, prompts
+        return replace(plan, notes=(*plan.notes, *self._memory(facts, prompts[MAIN]))), prompts
+
+    def _memory(self, facts: ModelFacts, own: Prompts) -> list[str]:
+        """Tell, for people, what the analyses will hold in memory after the pass."""
+        tokens = sum(own.lengths)
+        sizes = {s.name: s.analysis.memory(facts, tokens) for s in self.selected}
+        return [
+            f"{name}: about {readable_bytes(size)} of memory while it computes."
+            for name, size in sizes.items()
+            if size
+        ]
 
     def _own_needs(self) -> list[Need]:
         # Twins that were asked for by number are made even if no analysis wants them.

@@ -379,3 +379,15 @@ def test_a_need_that_exists_nowhere_is_refused_at_once() -> None:
     with pytest.raises(NeedError, match="patern") as caught:
         attnlens.run("no-such-model", [Wrong])
     assert "'pattern'" in str(caught.value)
+
+
+def test_the_plan_tells_what_an_analysis_will_hold(gpt2, tokens, tmp_path) -> None:
+    class Big(Entropy):
+        name = "big"
+
+        def memory(self, facts, tokens):
+            return 2**30 * facts.n_layers if tokens == 48 else 0
+
+    plans = []
+    attnlens.run(gpt2, [Big], corpus=tokens, out=tmp_path / "r", twins=0, on_plan=plans.append)
+    assert "big: about 2.0 GiB of memory while it computes." in str(plans[0])

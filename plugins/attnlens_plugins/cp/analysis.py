@@ -53,6 +53,20 @@ class CP(attnlens.Analysis):
         types = heads.REQUIRED if self.options.types else ()
         return tuple(dict.fromkeys((*own, *types, "weights", "twin")))
 
+    def memory(self, facts: Any, tokens: int) -> int:
+        """Estimate the bytes held: the heads' outputs on the leading features, never all of them.
+
+        The estimate is ``2 * 8 * heads * tokens * size`` for the projected tensor and its copy,
+        `size` being the number of features that are kept, and one block of tokens as it is read.
+        """
+        from attnlens_plugins.cp.tensors import READ_AT_ONCE, kept_features
+
+        heads = int(facts.n_layers * facts.n_heads)
+        count = min(tokens, int(self.options.max_tokens))
+        size = min(kept_features(max(self.options.ranks(heads))), int(facts.d_model))
+        whole = heads * count * int(facts.d_model)
+        return 16 * heads * count * size + 8 * min(whole, READ_AT_ONCE)
+
     def compute(self, store: Any) -> xr.Dataset:
         """Decompose the model's tensor and, at the same rank, those of its twins."""
         options: CPOptions = self.options

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 #: Numbers in one block of tokens: 64 MB of float32.
 BLOCK = 1 << 24
 #: A tensor of up to so many numbers is kept between the two passes over it.
-_KEPT = 1 << 25
+READ_AT_ONCE = 1 << 25
 #: Least size of the core along tokens and features.
 _CORE = 48
 #: Directions that the range finder keeps beyond those that are used.
@@ -91,6 +91,11 @@ class Compressed:
         )  # fmt: skip
 
 
+def kept_features(max_rank: int) -> int:
+    """Return how many leading features are kept for fits of up to `max_rank` components."""
+    return max(3 * max_rank, _CORE)
+
+
 def head_outputs(
     store: Any,
     name: str,
@@ -129,7 +134,7 @@ def head_outputs(
     Vannieuwenhoven, Vandebril and Meerbergen, "A new truncation strategy for the higher-order
     singular value decomposition" (2012).
     """
-    size = max(3 * max_rank, _CORE)
+    size = kept_features(max_rank)
     layers, heads = _head_numbers(store, name)
     groups = sample.prompts if pooled else sample.prompt
     source = _Passes(store, name, sample, pooled)
@@ -342,13 +347,13 @@ class _Passes:
                 block = np.stack(means, axis=1)
             # Small tensors are worth double precision; large ones are not worth its memory.
             total += block.size
-            if total <= _KEPT:
+            if total <= READ_AT_ONCE:
                 block = block.astype(np.float64)
                 kept.append(block)
             else:
                 kept.clear()
             yield block
-        if total <= _KEPT:
+        if total <= READ_AT_ONCE:
             self._kept = kept
 
 
