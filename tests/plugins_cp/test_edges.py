@@ -94,7 +94,7 @@ def test_the_tensor_is_read_in_blocks_and_never_whole(monkeypatch: pytest.Monkey
     }  # fmt: skip
     one = head_outputs(store, "result", sample, **how)
     monkeypatch.setattr("attnlens_plugins.cp.tensors.BLOCK", 1)
-    monkeypatch.setattr("attnlens_plugins.cp.tensors._KEPT", 0)
+    monkeypatch.setattr("attnlens_plugins.cp.tensors.READ_AT_ONCE", 0)
     largest = []
     real = attnlens.Store.units
 
