@@ -72,7 +72,16 @@ def cluster_labels(result: xr.Dataset) -> xr.DataArray:
     """
     label, values = result["group"], result["cohesion"]
     if "cohesion_twin" in result:
-        beyond = _beyond(result, "cohesion", _COHESION_FLOOR, _COHESION_LEAST)
+        # Heads that are alone have no cohesion, and say nothing of what chance would give.
+        of_twins = xr.concat(
+            [
+                c.where(_in_company(g))
+                for c, g in zip(result["cohesion_twin"], result["group_twin"], strict=True)
+            ],
+            "twin",
+        )
+        seen = result[["cohesion"]].assign(cohesion_twin=of_twins)
+        beyond = _beyond(seen, "cohesion", _COHESION_FLOOR, _COHESION_LEAST)
     else:
         beyond = values > 0.5
     found = np.full(label.shape, -1)
@@ -86,6 +95,12 @@ def cluster_labels(result: xr.Dataset) -> xr.DataArray:
             found[members] = number
             number += 1
     return label.copy(data=found)
+
+
+def _in_company(label: xr.DataArray) -> xr.DataArray:
+    """Tell which heads share their group with others."""
+    kinds, counts = np.unique(label.values, return_counts=True)
+    return label.isin(kinds[(counts > 1) & (kinds >= 0)])
 
 
 def _beyond(result: xr.Dataset, measure: str, floor: float, least: float) -> Any:

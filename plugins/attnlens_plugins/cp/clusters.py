@@ -26,7 +26,7 @@ class Groups:
     label : ndarray of int [row]
         0 for the largest group; -1 for heads that load on nothing, or where there is no partition.
     silhouette : ndarray [row]
-        Of each head in the best partition; NaN where it has no group.
+        Of each head in the best partition; 0 where it has no group, or is one of its own.
     numbers, quality : ndarray [choice]
         Numbers of groups that were tried and the mean silhouette of each.
     """
@@ -38,8 +38,8 @@ class Groups:
 
     @property
     def best(self) -> float:
-        """Mean silhouette of the best partition; NaN where there is none."""
-        return float(self.quality.max()) if len(self.quality) else float("nan")
+        """Mean silhouette of the best partition; 0 where there is none."""
+        return float(self.quality.max()) if len(self.quality) else 0.0
 
     @property
     def count(self) -> int:
@@ -68,7 +68,7 @@ def group(loadings: Floats, wanted: int | str = "auto") -> Groups:
     from sklearn.cluster import AgglomerativeClustering
 
     label = np.full(len(loadings), -1)
-    silhouette = np.full(len(loadings), np.nan)
+    silhouette = np.zeros(len(loadings))
     norm = np.linalg.norm(loadings, axis=1)
     alive = np.flatnonzero(norm > 1e-9 * max(float(norm.max(initial=0.0)), 1e-300))
     none = Groups(label, silhouette, np.zeros(0, np.int64), np.zeros(0))
@@ -132,7 +132,7 @@ def cohesion(cosines: Floats, label: Ints) -> Floats:
     Returns
     -------
     ndarray [row]
-        Mean cosine with the other members of its group, less that with all other heads; NaN for
+        Mean cosine with the other members of its group, less that with all other heads; 0 for
         a head that is alone.
     """
     alive = label >= 0
@@ -140,7 +140,7 @@ def cohesion(cosines: Floats, label: Ints) -> Floats:
     np.fill_diagonal(alike, False)
     others = alive[:, None] & alive[None] & ~alike
     np.fill_diagonal(others, False)
-    found = np.full(len(label), np.nan)
+    found = np.zeros(len(label))
     known = alike.any(1)
     inside = np.where(alike, cosines, 0.0).sum(1)[known] / alike.sum(1)[known]
     outside = np.where(others, cosines, 0.0).sum(1)[known] / np.maximum(others.sum(1)[known], 1)

@@ -86,10 +86,14 @@ class Embedding(attnlens.Analysis):
         labels = self._labels(store, points, cp)
         for name, values in labels.items():
             result[f"label_{name}"] = ("point", values)
+        # Where all points have one label, neighbours share it whatever they are.
+        labels = {k: v for k, v in labels.items() if len(np.unique(v)) > 1}
         spaces = {"data": points.values, **found}
         result["purity"] = (
             ("space", "label"),
-            np.array([[scores.purity(v, one) for one in labels.values()] for v in spaces.values()]),
+            np.array(
+                [[scores.purity(v, one) for one in labels.values()] for v in spaces.values()]
+            ).reshape(len(spaces), len(labels)),
         )
         result["purity_chance"] = (
             "label", np.array([scores.chance_purity(one) for one in labels.values()])
@@ -98,7 +102,8 @@ class Embedding(attnlens.Analysis):
             "map", np.array([scores.trustworthiness(points.values, v) for v in found.values()])
         )  # fmt: skip
         result = result.assign_coords(space=list(spaces), label=list(labels), map=list(found))
-        twins = [self._twin_purity(twin) for twin in store.twins] if cp is None else []
+        judged = cp is None and "layer" in labels
+        twins = [self._twin_purity(twin) for twin in store.twins] if judged else []
         if twins:
             result["purity_twin"] = ("twin", np.array(twins))
         for note in notes:
@@ -157,8 +162,9 @@ class Embedding(attnlens.Analysis):
     def findings(self, result: xr.Dataset) -> Iterator[attnlens.Finding]:
         """Judge whether heads of a layer lie together more than in the twins."""
         claim = "layers-lie-together"
-        value = result["purity"].sel(space="data", label="layer").item()
-        by_chance = result["purity_chance"].sel(label="layer").item()
+        known = "layer" in result["label"].values
+        value = result["purity"].sel(space="data", label="layer").item() if known else 0.0
+        by_chance = result["purity_chance"].sel(label="layer").item() if known else 0.0
         what, k = result.attrs["what"], result.attrs["neighbors"]
         trust = ", ".join(
             f"{m} {result['trustworthiness'].sel(map=m).item():.2f}" for m in result["map"].values
@@ -176,7 +182,7 @@ class Embedding(attnlens.Analysis):
             f"{by_chance:.0%}"
         )
         holds = False
-        if "purity_twin" in result and np.isfinite(value):
+        if "purity_twin" in result and known:
             twins = result["purity_twin"]
             bounds = attnlens.nulls.twin_range(
                 list(twins), floor=_PURITY_FLOOR, over=(), alpha=_ALPHA
@@ -184,12 +190,11 @@ class Embedding(attnlens.Analysis):
             holds = value > float(bounds["high"])
             null |= {"twins": twins.values.tolist(), "bound": float(bounds["high"])}
             text += f"; twins {twins.min().item():.0%} to {twins.max().item():.0%}"
-        elif not np.isfinite(value):
-            text = f"There is one layer, or too few {what} to have neighbours ("
+        text = f"{text})" if known else f"All {what} are of one layer"
         yield attnlens.Finding(
             claim=claim,
             holds=holds,
-            text=f"{text}). Trustworthiness of the maps: {trust}.",
+            text=f"{text}. Trustworthiness of the maps: {trust}.",
             evidence=evidence,
             null=null,
         )
@@ -225,8 +230,9 @@ class Embedding(attnlens.Analysis):
     def places(self, result: xr.Dataset) -> pd.DataFrame:
         """List every point with its labels and places."""
         frame = pd.DataFrame({"point": result["point"].values.astype(str)})
-        for label in result["label"].values:
-            frame[str(label)] = result[f"label_{label}"].values
+        for name in result.data_vars:
+            if str(name).startswith("label_"):
+                frame[str(name).removeprefix("label_")] = result[name].values
         for name in result["map"].values:
             for axis in range(2):
                 frame[f"{name} {axis + 1}"] = result[str(name)].values[:, axis].round(4)
