@@ -3,8 +3,9 @@
 TransformerLens computes attention from its scores, so that they can be hooked; over long prompts
 these take most of the time and all of the memory. For the length of a ``with`` block, `lean` lets
 its code run on scores that are never computed (`attnlens.models.lazyscores`): everything else that
-the code does, hooks of q, k, v, z and of the rotated q and k included, happens as ever. Whether a
-model's code can be run so is tried, never assumed: see `find_problem`.
+the code does, hooks of q, k, v, z and of the rotated q and k included, happens as ever. Norms that
+nobody has hooks in, and GPT-2's activation, run in one kernel each. Whether a model's code can be
+run so is tried, never assumed: see `find_problem`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformer_lens.model_bridge.generalized_components import NormalizationBridge
+from transformers.activations import NewGELUActivation
 
 from attnlens.errors import CaptureError
 from attnlens.models.facts import ModelFacts
@@ -42,6 +46,11 @@ def lean(bridge: Any, facts: ModelFacts) -> Iterator[None]:
         for layer, block in enumerate(bridge.blocks):
             stack.enter_context(_lazy_attention(block.attn, _rule(facts, layer)))
         stack.enter_context(_lazy_masks(bridge.original_model))
+        for module in bridge.original_model.modules():
+            if isinstance(module, NewGELUActivation):
+                stack.enter_context(_replaced(module, "forward", _gelu))
+            elif isinstance(module, NormalizationBridge):
+                stack.enter_context(_replaced(module, "_python_norm_forward", _norm(module)))
         try:
             yield
         except LeanError as error:
@@ -182,6 +191,25 @@ def _lazy_attention(attention: Any, rule: Rule) -> Iterator[None]:
         _replaced(attention, "_apply_reconstruct_attention_mask", mask),
     ):
         yield
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """Compute in one kernel what GPT-2's activation spells out in eight."""
+    return functional.gelu(x, approximate="tanh")
+
+
+def _norm(bridge: NormalizationBridge) -> Callable[[Tensor], Tensor]:
+    """Return a norm in the model's own kernel, as long as nobody has hooks inside it."""
+    spelled_out, norm = bridge._python_norm_forward, bridge.original_component
+    assert norm is not None
+    inside = (bridge.hook_scale, bridge.hook_normalized)
+
+    def forward(x: Tensor) -> Tensor:
+        hooked = any(point._forward_hooks or point._forward_pre_hooks for point in inside)
+        normalized: Tensor = spelled_out(x) if hooked else norm(x)
+        return normalized
+
+    return forward
 
 
 @contextmanager

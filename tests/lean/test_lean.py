@@ -150,6 +150,21 @@ def test_everything_is_put_back(models: dict[str, Model], tokens: Tensor) -> Non
     assert len(run(model, tokens, "pattern")[1]) == 2
 
 
+@pytest.mark.parametrize("family", LEAN)
+def test_hooks_inside_norms_fire_and_their_edits_count(
+    family: str, models: dict[str, Model], tokens: Tensor
+) -> None:
+    model = models[family]
+    double = [("blocks.1.ln1.hook_normalized", lambda value, hook: 2 * value)]
+    plain = model.forward(tokens)
+    with model.hooks(double):
+        eager = model.forward(tokens)
+    with model.lean(), model.hooks(double):
+        lean = model.forward(tokens)
+    assert not torch.allclose(eager, plain, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(lean, eager, rtol=1e-4, atol=1e-5)
+
+
 def test_other_models_stay_eager_meanwhile(models: dict[str, Model], tokens: Tensor) -> None:
     expected = run(models["gpt2"], tokens, "pattern")[1]
     with models["llama"].lean():
