@@ -102,12 +102,17 @@ class Options(BaseModel):
             cls(**{name: value})
         except pydantic.ValidationError as error:
             own = [e for e in error.errors(include_url=False) if e["loc"][:1] == (name,)]
-            return "; ".join(dict.fromkeys(e["msg"] for e in own)) or None
+            return _told(own) or None
         return None
 
 
 def _reason(error: pydantic.ValidationError) -> str:
-    return "; ".join(dict.fromkeys(e["msg"] for e in error.errors(include_url=False)))
+    return _told(error.errors(include_url=False))
+
+
+def _told(errors: Iterable[Any]) -> str:
+    """Join pydantic's messages, without the class of the error that a validator raised."""
+    return "; ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in errors))
 
 
 class Finding(BaseModel):

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
     ----------
     path : pathlib.Path
     overwrite : bool
-        Delete an earlier run that lies there.
+        Allow that an earlier run lies there. It stays until :func:`clear`, when the new one is
+        about to be written.
     resume : bool
         Keep an earlier run that lies there, to finish it.
 
@@ -72,7 +73,6 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
                 f"The folder {path} holds something that is not a run of attnlens.",
                 hint="Nothing was deleted. Choose another folder.",
             )
-        _clear(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as probe:
@@ -85,8 +85,26 @@ def prepare(path: Path, *, overwrite: bool = False, resume: bool = False) -> Pat
     return path
 
 
-def _clear(path: Path) -> None:
-    """Remove an earlier run from its folder; what somebody else put there stays."""
+def clear(path: Path, *, reading: Iterable[Path] = ()) -> None:
+    """Remove an earlier run from its folder; what somebody else put there stays.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    reading : iterable of pathlib.Path
+        Stores and runs that are about to be read.
+
+    Raises
+    ------
+    UsageError
+        If one of those lies in the folder.
+    """
+    for source in reading:
+        if source.resolve().is_relative_to(path.resolve()):
+            raise UsageError(
+                f"--overwrite would delete {source}, which is to be read.",
+                hint="Nothing was deleted. Choose another folder with --out.",
+            )
     for entry in path.iterdir():
         own = entry.name in (RUN_FILE, REPORT, STORE, "checkpoints") or entry.suffix == ".partial"
         of_analysis = entry.is_dir() and any((entry / part).exists() for part in _OF_ANALYSES)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import NeedError
 
 Kind = Literal["activation", "statistic", "weights", "model", "analysis", "twin"]
+
+#: Kinds of which there are many.
+_NAMED: Final = ("activation", "statistic")
 
 #: Names of the built-in statistics (their classes live in :mod:`attnlens.statistics`).
 BUILTIN_STATISTICS = frozenset(
@@ -39,7 +42,13 @@ class Need:
     optional: bool = False
 
     @classmethod
-    def parse(cls, text: str, statistics: Collection[str] = ()) -> Need:
+    def parse(
+        cls,
+        text: str,
+        statistics: Collection[str] = (),
+        *,
+        offered: Collection[Kind] = get_args(Kind),
+    ) -> Need:
         """Read one item of ``requires``.
 
         Parameters
@@ -49,6 +58,8 @@ class Need:
             ``"analysis:cp"``.
         statistics : collection of str
             Names of the statistics that the analysis brings itself.
+        offered : collection of str
+            The kinds that the message for an unknown name lists.
 
         Raises
         ------
@@ -66,10 +77,13 @@ class Need:
         known = BUILTIN_STATISTICS | set(statistics)
         if name in known:
             return cls("statistic", name, corpus or None, optional)
-        choices = {*ACTIVATIONS, *known, "weights", "model", "twin", "analysis:NAME"}
+        names: dict[Kind, Collection[str]] = {
+            "activation": ACTIVATIONS, "statistic": known, "analysis": ("analysis:NAME",)
+        }  # fmt: skip
+        choices = {name for kind in offered for name in names.get(kind, (kind,))}
         near = nearest(name, choices)
         raise NeedError(
-            f"{text!r} names no activation or statistic.",
+            f"{text!r} names no {' or '.join(k for k in offered if k in _NAMED)}.",
             hint=(f"Did you mean {near!r}? " if near else "")
             + f"Known are: {', '.join(sorted(choices))}.",
         )

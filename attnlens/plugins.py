@@ -125,6 +125,24 @@ def enabled(plugins: Iterable[Plugin], disabled: Iterable[str] = ()) -> list[Plu
     return [p for p in plugins if allowed(p)]
 
 
+def check_disabled(names: Iterable[str]) -> None:
+    """Refuse to disable what is not installed: most likely it is misspelt, and would run.
+
+    Raises
+    ------
+    UnknownPluginError
+    """
+    installed = [*discover(), *discover(OBSERVERS)]
+    known = {name for p in installed for name in (p.name, p.qualified)}
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            raise UnknownPluginError(
+                f"There is no plugin {name!r} to disable.",
+                hint=(f"Did you mean {near!r}? " if near else "") + "See `attnlens plugins`.",
+            )
+
+
 def find(name: str, plugins: Sequence[Plugin]) -> Plugin:
     """Return the one plugin of that name.
 

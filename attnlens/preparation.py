@@ -174,7 +174,7 @@ def parse_needs(words: Iterable[str]) -> list[Need]:
     ------
     NeedError
     """
-    needs = [Need.parse(word) for word in words]
+    needs = [Need.parse(word, offered=("activation", "statistic", "weights")) for word in words]
     for need in needs:
         if need.kind in ("analysis", "model"):
             raise NeedError(

@@ -182,7 +182,7 @@ def capture(
     >>> store["pattern.entropy"].mean("prompt")  # doctest: +SKIP
     """
     names, brought = _statistic_names(statistics)
-    wanted = [Need.parse(name) for name in activations]
+    wanted = [Need.parse(name, offered=["activation"]) for name in activations]
     for need in wanted:
         if need.kind != "activation" or need.corpus:
             raise NeedError(
@@ -190,7 +190,7 @@ def capture(
                 hint="Statistics go to statistics=[...], weights to weights=True.",
             )
     request = Request(weights=weights)
-    for need in [*wanted, *(Need.parse(name, brought) for name in names)]:
+    for need in [*wanted, *(Need.parse(name, brought, offered=["statistic"]) for name in names)]:
         request.add(need)
     if twins < 0:
         raise UsageError(f"twins is {twins}; it must be 0 or more.")

@@ -15,7 +15,7 @@ from attnlens.analysis import Analysis, plain
 from attnlens.capturing import load
 from attnlens.derivation import Lean
 from attnlens.execution import Executor
-from attnlens.folders import RUN_FILE, STORE, default_folder, prepare, write_json
+from attnlens.folders import RUN_FILE, STORE, clear, default_folder, prepare, write_json
 from attnlens.needs import MAIN
 from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
@@ -141,6 +141,7 @@ def run(
 
     started = time.perf_counter()
     progress = progress or Silent()
+    disabled = tuple(disabled)
     prepared = Preparation(
         selected=select(plugins or default_names(disabled), options, disabled),
         spec=corpus_of(corpus, samples=samples, length=length, seed=seed),
@@ -165,17 +166,19 @@ def run(
     }
     try:
         live = load(model, loading, progress=progress, verify_device=verify_device)
+        plan, prompts = prepared.plan(
+            live.facts, live.tokenizer, folder / STORE, live.available(), live.lean_problem
+        )
+        if on_plan is not None:
+            on_plan(plan)
+        plan.check()
     except BaseException:
         # A folder that nothing was put into is not left behind.
         with contextlib.suppress(OSError):
             folder.rmdir()
         raise
-    plan, prompts = prepared.plan(
-        live.facts, live.tokenizer, folder / STORE, live.available(), live.lean_problem
-    )
-    if on_plan is not None:
-        on_plan(plan)
-    plan.check()
+    if overwrite:
+        clear(folder)
     store = record_store(
         plan,
         live,
@@ -234,6 +237,7 @@ def analyze(
     StoreError
         If the store is unfinished, damaged or of another version.
     """
+    disabled = tuple(disabled)
     selected = select(plugins or default_names(disabled), options, disabled)
     own_statistics = {s.name: s for one in selected for s in one.analysis.statistics}
     if not isinstance(store, Store):
@@ -242,6 +246,8 @@ def analyze(
         store = open_store(inner if inner.is_dir() else path, statistics=own_statistics)
     name = (store.manifest.model or {}).get("name") or "store"
     folder = prepare(Path(out) if out is not None else new_folder(str(name)), overwrite=overwrite)
+    if overwrite:
+        clear(folder, reading=[store.path] if store.path else [])
     return _analyse(
         store,
         selected,

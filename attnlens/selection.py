@@ -12,7 +12,7 @@ from attnlens.activations import nearest
 from attnlens.analysis import Analysis
 from attnlens.errors import OptionError, UnknownPluginError, UsageError
 from attnlens.needs import Need
-from attnlens.plugins import Plugin, discover, enabled, find, load_analysis
+from attnlens.plugins import Plugin, check_disabled, discover, enabled, find, load_analysis
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def select(
         If a name, an option or a value is wrong.
     """
     options = {name: dict(given) for name, given in (options or {}).items()}
+    disabled = tuple(disabled)
+    check_disabled(disabled)
     installed = enabled(discover(), disabled)
     chosen: dict[str, Selected] = {}
     for item in wanted:

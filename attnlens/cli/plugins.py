@@ -33,8 +33,9 @@ def _list(
     if context.invoked_subcommand is not None:
         return
     from attnlens.hookspecs import OBSERVERS
-    from attnlens.plugins import discover, enabled
+    from attnlens.plugins import check_disabled, discover, enabled
 
+    check_disabled(no_plugin or ())
     analyses, observers = discover(), discover(OBSERVERS)
     allowed = set(enabled([*analyses, *observers], no_plugin or ()))
     names = Counter(p.name for p in analyses if p in allowed)

@@ -88,7 +88,7 @@ def track(
     settings = options.settings({**locals(), "revision": None})
     console.configure_logging(quiet=quiet, verbose=verbose)
     from attnlens import runner
-    from attnlens.folders import RUN_FILE, prepare, slug
+    from attnlens.folders import RUN_FILE, clear, prepare, slug
     from attnlens.runs import open_run
     from attnlens.tracking import track_runs
 
@@ -96,6 +96,8 @@ def track(
     named = _checkpoints(models, revisions)
     folder = prepare(out or runner.new_folder(f"track-{Path(models[0]).name}"),
                      overwrite=overwrite, resume=resume)  # fmt: skip
+    if overwrite:
+        clear(folder, reading=[Path(m) for m in named.values() if Path(m).exists()])
     runs: dict[str, Run] = {}
     with (
         console.progress(quiet=quiet) as progress,
@@ -179,7 +181,7 @@ def compare(
     """
     console.configure_logging(quiet=quiet, verbose=verbose)
     from attnlens import runner
-    from attnlens.folders import prepare
+    from attnlens.folders import clear, prepare
     from attnlens.runs import open_run
     from attnlens.tracking import compare_runs
 
@@ -190,6 +192,8 @@ def compare(
         raise UsageError("One run was named twice.")
     opened = {label: open_run(path) for label, path in zip(labels, runs, strict=True)}
     folder = prepare(out or runner.new_folder("compare"), overwrite=overwrite)
+    if overwrite:
+        clear(folder, reading=runs)
     table, report = compare_runs(opened, folder, command=["attnlens", *sys.argv[1:]])
     if not quiet:
         rows = [

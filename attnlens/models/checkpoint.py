@@ -130,6 +130,8 @@ def read_weights(
         "weights_only": True,
         "local_files_only": True,
         "output_loading_info": True,
+        # Refused by `_check_fit`, in words that say which.
+        "ignore_mismatched_sizes": True,
     }
     if trust:
         options["trust_remote_code"] = True
@@ -176,7 +178,9 @@ def _check_fit(source: Source, hf: Any, info: dict[str, Any]) -> None:
     if packed:
         raise quantised_error(source.name, packed[0])
     body = f"{hf.base_model_prefix}."
-    bad = sorted(str(key) for key in info.get("mismatched_keys", ()))
+    bad = sorted(
+        str(key if isinstance(key, str) else key[0]) for key in info.get("mismatched_keys", ())
+    )
     missing = sorted(key for key in info["missing_keys"] if key.startswith(body))
     if not bad and not missing:
         return

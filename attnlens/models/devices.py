@@ -14,6 +14,7 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
+_MAPS: Final = ("auto", "balanced", "balanced_low_0", "sequential")
 _OTHER_NAMES: Final = {
     "fp32": "float32",
     "float": "float32",
@@ -66,6 +67,25 @@ def refuse_device(device: Any) -> str:
             hint="Give one of them.",
         )
     return ""
+
+
+def check_device_map(device_map: Any) -> Any:
+    """Return a device map as transformers takes it.
+
+    Raises
+    ------
+    OptionError
+        If it is a word that transformers does not know.
+    """
+    if isinstance(device_map, str) and device_map not in _MAPS:
+        try:
+            torch.device(device_map)
+        except RuntimeError as error:
+            raise OptionError(
+                f"device_map {device_map!r} is not one that transformers knows",
+                hint=f"Choose {', '.join(_MAPS)} or a device.",
+            ) from error
+    return device_map
 
 
 def parse_device(device: str | torch.device | None) -> str:

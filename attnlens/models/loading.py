@@ -11,7 +11,13 @@ import torch
 from attnlens.errors import OptionError
 from attnlens.models.checkpoint import configure, describe, read_tokenizer, read_weights
 from attnlens.models.checks import check_weights
-from attnlens.models.devices import own_dtype, parse_device, parse_dtype, refuse_device
+from attnlens.models.devices import (
+    check_device_map,
+    own_dtype,
+    parse_device,
+    parse_dtype,
+    refuse_device,
+)
 from attnlens.models.facts import ModelFacts
 from attnlens.models.live import (
     describe_bridge,
@@ -75,6 +81,7 @@ def load_model(
     """
     if isinstance(model, str | Path):
         where = parse_device(device) if device_map is None else refuse_device(device)
+        check_device_map(device_map)
         kind = None if dtype == "auto" else parse_dtype(dtype)
         return _load_named(str(model), revision, where, kind, device_map, trust_remote_code)
     _refuse_options(revision=revision, device=device, dtype=dtype, device_map=device_map)

@@ -80,8 +80,11 @@ class Store(Contents):
         manifest = load_manifest(folder)
         if not manifest.sealed:
             there = sum((folder / UNITS / u.folder).is_dir() for u in manifest.units)
+            what = f"{there} of {len(manifest.units)} units are there"
+            if there == len(manifest.units):
+                what += ", but not all of its weights, twins and further corpora"
             raise IncompleteStoreError(
-                f"{folder} was not finished: {there} of {len(manifest.units)} units are there.",
+                f"{folder} was not finished: {what}.",
                 hint="Finish it with the same command and --resume.",
             )
         for where, what in quick_problems(folder, manifest):

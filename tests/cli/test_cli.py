@@ -77,6 +77,8 @@ def test_a_failing_analysis_gives_exit_code_1_and_keeps_the_others(
         (["--plugins", "lookback", "--layers", "x"], "no number or range"),
         (["--plugins", "lookback", "--store-dtype", "z=int8"], "ACTIVATION=float16"),
         (["--plugins", "lookback", "--corpus", "defalt"], "Did you mean 'default'?"),
+        (["--plugins", "lookback", "--no-plugin", "spectrm"], "Did you mean 'spectrum'?"),
+        (["--plugins", "cp", "-o", "cp.rank=0"], "not valid: write a number"),
         (["--no-such-option"], "No such option"),
     ],
 )

@@ -396,7 +396,7 @@ def spoil(what: str, folder: Path) -> None:
         ("bad json", "config.json.*cannot be read"),
         ("no type", "names no model_type"),
         ("missing shard", "lacks the weights file model-00001-of-00001"),
-        ("other shape", "weights"),
+        ("other shape", r"do not fit config.json at transformer\.h"),
         ("more layers", "lack transformer.h.2"),
         ("bad value", "config.json"),
     ],
@@ -511,6 +511,7 @@ def test_dtypes_and_devices(zoo: Zoo) -> None:
         ({"dtype": "int8"}, "int8"),
         ({"device": "gpu"}, "no device 'gpu'"),
         ({"device": "cpu", "device_map": "auto"}, "both"),
+        ({"device_map": "foo"}, "device_map 'foo'"),
     ):
         with pytest.raises(OptionError, match=says):
             load_model(zoo("gpt2"), **options)

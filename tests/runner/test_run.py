@@ -321,6 +321,18 @@ def test_an_earlier_run_is_replaced_only_when_asked(gpt2, tokens, tmp_path) -> N
     attnlens.run(gpt2, [Entropy], corpus=tokens, out=out, twins=0, overwrite=True)
 
 
+def test_an_earlier_run_outlives_a_model_that_cannot_be_loaded(gpt2, tokens, tmp_path) -> None:
+    out = tmp_path / "run"
+    run = attnlens.run(gpt2, [Entropy], corpus=tokens, out=out, twins=0)
+    before = run.report.read_bytes()
+    with pytest.raises(attnlens.errors.AttnlensError):
+        attnlens.run(tmp_path / "nowhere", [Entropy], corpus=tokens, out=out, overwrite=True)
+    assert run.report.read_bytes() == before
+    with pytest.raises(attnlens.errors.UsageError, match="to be read"):
+        attnlens.analyze(out, [Entropy], out=out, overwrite=True)
+    assert run.report.read_bytes() == before
+
+
 def test_paths_need_not_be_ascii(gpt2, tokens, tmp_path) -> None:
     out = tmp_path / "dir with space ü東" / "x"
     run = attnlens.run(gpt2, [Entropy], corpus=tokens, out=out, twins=0)

@@ -9,7 +9,7 @@ import pytest
 
 import attnlens
 from attnlens.errors import DamagedStoreError, UsageError
-from attnlens.folders import prepare
+from attnlens.folders import clear, prepare
 from attnlens.store import open_store, verify
 from tests.modelzoo import tiny
 
@@ -75,8 +75,18 @@ def test_overwriting_a_run_leaves_what_somebody_else_put_there(tmp_path: Path) -
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "notes.md").write_text("mine")
     (tmp_path / "cp" / "result.zarr").mkdir(parents=True)
-    prepare(tmp_path, overwrite=True)
+    assert prepare(tmp_path, overwrite=True) == tmp_path
+    assert (tmp_path / "run.json").exists()
+    clear(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.md"]
+
+
+def test_what_is_to_be_read_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "store.attn").mkdir()
+    with pytest.raises(UsageError, match="to be read"):
+        clear(tmp_path, reading=[tmp_path / "store.attn"])
+    assert (tmp_path / "run.json").exists()
 
 
 def test_overwriting_and_resuming_exclude_each_other(tmp_path: Path) -> None:
