@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.corpora import CorpusSpec, Prompts, as_corpus, load_prompts
-from attnlens.derivation import Abilities, Lean
 from attnlens.errors import NeedError
-from attnlens.machine import readable_bytes
 from attnlens.needs import MAIN, Need, requests
 from attnlens.plan import Plan, make_plan
+from attnlens.plan.derivation import Abilities, Lean
+from attnlens.plan.machine import readable_bytes
 from attnlens.selection import Selected
 
 if TYPE_CHECKING:

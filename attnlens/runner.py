@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnlens.analysis import Analysis, plain
 from attnlens.capturing import load
-from attnlens.derivation import Lean
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, clear, default_folder, prepare, write_json
 from attnlens.needs import MAIN
+from attnlens.plan.derivation import Lean
 from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
 from attnlens.progress import Progress, Silent

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from attnlens.corpora import Prompts
-from attnlens.derivation import LEAN_LENGTH, Abilities
 from attnlens.errors import OptionError
 from attnlens.models import ModelFacts
 from attnlens.needs import Request
 from attnlens.plan import Plan, make_plan
-from attnlens.storeplan import StorePlan
+from attnlens.plan.derivation import LEAN_LENGTH, Abilities
+from attnlens.plan.storeplan import StorePlan
 
 MODEL = ModelFacts(
     name="m", source="m", revision=None, architecture="LlamaForCausalLM", n_layers=2, n_heads=8,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from attnlens.background import Background
+from attnlens.recorder.background import Background
 
 
 def test_calls_run_in_order_and_all_have_run_when_the_block_ends() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from attnlens.activations import MASKED_SCORE
 from attnlens.errors import CaptureError, NonFiniteError
-from attnlens.taps import (
+from attnlens.recorder.taps import (
     Buffers,
     DoesNotFitError,
     check_fit,

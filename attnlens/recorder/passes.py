@@ -18,13 +18,12 @@ from torch import Tensor
 
 from attnlens.activations import ACTIVATIONS
 from attnlens.attention import Attention
-from attnlens.background import Background
 from attnlens.errors import MissingActivationError
-from attnlens.parts import kv_heads
-from attnlens.rotated import Rotated, check_rule
-from attnlens.statistics import Statistic
-from attnlens.storeplan import StorePlan
-from attnlens.taps import (
+from attnlens.plan.parts import kv_heads
+from attnlens.plan.storeplan import StorePlan
+from attnlens.recorder.background import Background
+from attnlens.recorder.rotated import Rotated, check_rule
+from attnlens.recorder.taps import (
     Buffers,
     check_fit,
     check_shape,
@@ -32,6 +31,7 @@ from attnlens.taps import (
     cut,
     largest_magnitude,
 )
+from attnlens.statistics import Statistic
 
 if TYPE_CHECKING:
     from attnlens.corpora import Prompts

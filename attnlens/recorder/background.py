@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from attnlens.estimates import WAITING
+from attnlens.plan.estimates import WAITING
 
 
 class Background:

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnlens.corpora import Prompts, as_corpus, load_prompts
-from attnlens.derivation import Abilities, Lean
 from attnlens.errors import NeedError, UsageError
 from attnlens.models import Model, load_model
 from attnlens.needs import MAIN, Need, Request
-from attnlens.passes import capture_unit
 from attnlens.plan import Plan, make_plan
+from attnlens.plan.derivation import Abilities, Lean
 from attnlens.progress import Progress, Silent
-from attnlens.recording import Recorder, twin_seed
+from attnlens.recorder.recorder import Recorder
 from attnlens.statistics import STATISTICS, Statistic
 from attnlens.store import Store, open_store
-
-__all__ = ["capture", "capture_unit", "record", "twin_seed"]
 
 
 def record(

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attnlens.activations import ACTIVATIONS, nearest
-from attnlens.derivation import Abilities, Lean, choose
 from attnlens.errors import NeedError, OptionError, PlanRefusedError
-from attnlens.estimates import (
+from attnlens.needs import MAIN, Request
+from attnlens.plan.derivation import Abilities, Lean, choose
+from attnlens.plan.estimates import (
     STORED_DTYPES,
     default_batch_size,
     disk_bytes,
@@ -23,11 +24,10 @@ from attnlens.estimates import (
     on_disk,
     working_bytes,
 )
-from attnlens.machine import free_disk, free_memory, readable_bytes
-from attnlens.needs import MAIN, Request
-from attnlens.parts import chosen_indices, chosen_positions, kv_heads
+from attnlens.plan.machine import free_disk, free_memory, readable_bytes
+from attnlens.plan.parts import chosen_indices, chosen_positions, kv_heads
+from attnlens.plan.storeplan import StorePlan
 from attnlens.store.schema import UnitSpec
-from attnlens.storeplan import StorePlan
 
 if TYPE_CHECKING:
     from attnlens.corpora import Prompts
@@ -206,7 +206,7 @@ def make_plan(
         Where the store will be, to look at the free space there.
     lean : bool or "auto", optional
         Whether to capture without attention matrices; by default where prompts are long and
-        everything can be had without (:mod:`attnlens.derivation`).
+        everything can be had without (:mod:`attnlens.plan.derivation`).
     abilities : Abilities, optional
         What is known of the model beyond its facts, once it is loaded.
 

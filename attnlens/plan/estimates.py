@@ -10,7 +10,7 @@ from attnlens.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from attnlens.models import ModelFacts
-    from attnlens.storeplan import StorePlan
+    from attnlens.plan.storeplan import StorePlan
 
 #: How an activation can be stored (neither numpy nor zarr has bfloat16).
 STORED_DTYPES: Final = ("float16", "float32", "float64")

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from attnlens.activations import ACTIVATIONS, nearest
 from attnlens.errors import NeedError
-from attnlens.parts import kv_heads
-from attnlens.passes import capture_unit
 from attnlens.plan import Plan
-from attnlens.rotated import RuleDisagreesError
+from attnlens.plan.parts import kv_heads
+from attnlens.plan.storeplan import StorePlan
+from attnlens.recorder.passes import capture_unit
+from attnlens.recorder.rotated import RuleDisagreesError
+from attnlens.recorder.taps import DoesNotFitError
 from attnlens.store.schema import (
     MANIFEST,
     SCHEMA,
@@ -26,8 +28,6 @@ from attnlens.store.schema import (
     load_manifest,
 )
 from attnlens.store.write import StoreWriter
-from attnlens.storeplan import StorePlan
-from attnlens.taps import DoesNotFitError
 
 if TYPE_CHECKING:
     from attnlens.corpora import Prompts
