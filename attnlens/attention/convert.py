@@ -93,3 +93,14 @@ def per_prompt(
             f"found {int(given.min())} to {int(given.max())}."
         )
     return given.reshape(math.prod(prompts)).contiguous()
+
+
+def pairs_of(x: Tensor, prompts: Tensor, heads: Tensor) -> Tensor:
+    """Return chosen (prompt, head) pairs of [prompt, head, ...] as [pair, 1, ...].
+
+    A single pair is a view: its numbers are not copied.
+    """
+    if len(prompts) == 1:
+        prompt, head = int(prompts[0]), int(heads[0])
+        return x[prompt : prompt + 1, head : head + 1]
+    return x[prompts, heads][:, None]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from attnlens.attention.convert import wide
+from attnlens.attention.convert import pairs_of, wide
 from attnlens.attention.masks import Mask
 
 #: Bytes of one block in the accumulating dtype: about half of a core's second-level cache.
@@ -155,7 +155,7 @@ class Dense:
 
     def part(self, prompts: Tensor, heads: Tensor) -> Dense:
         """Return chosen (prompt, head) pairs as [pair, 1, ...]; both index tensors are [pair]."""
-        return Dense(self.pattern[prompts, heads][:, None], self.mask.part(prompts))
+        return Dense(pairs_of(self.pattern, prompts, heads), self.mask.part(prompts))
 
     def take(self, prompts: Tensor, heads: Tensor) -> Dense:
         """Return chosen prompts x chosen heads; the index tensors are [prompt] and [head]."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlens.attention import fused
 from attnlens.attention.blocked import Block, Scores, lowest
-from attnlens.attention.convert import wide
+from attnlens.attention.convert import pairs_of, wide
 from attnlens.attention.dense import add_diagonals, renyi_near_one
 from attnlens.attention.masks import Mask
 
@@ -286,14 +286,18 @@ class Factored:
         which is causal once both sequences are reversed.
         """
         s = self._scores
-        q, k, y, bias = s.q, s.k, self._batch(y), -self._lse[0]
+        columns = y.shape[-1]
+        # As wide as the kernel wants it, so that it need not be copied once more.
+        y = fused.widened(self._batch(y), s.q.shape[-1])
+        q, k, bias = s.q, s.k, -self._lse[0]
         if self.mask.causal:
             q, k, y, bias = q.flip(2), k.flip(2), y.flip(2), bias.flip(2)
         k = k.expand(-1, self.group, -1, -1)
         out, mass = fused.attend(
             k, q, y, scale=s.scale, causal=self.mask.causal, bias=bias.contiguous()
         )
-        out.mul_(mass.exp()[..., None])
+        del q, k, y
+        out = out[..., :columns].mul_(mass.exp()[..., None])
         out = self._heads(out.flip(2) if self.mask.causal else out)
         lengths = self.mask.lengths
         if lengths is None:
@@ -312,12 +316,12 @@ class Factored:
     def part(self, prompts: Tensor, heads: Tensor) -> Factored:
         """Return chosen (prompt, head) pairs as [pair, 1, ...], with their log-sum-exp."""
         part = self._like(
-            self.q[prompts, heads][:, None],
-            self.k[prompts, heads // self.group][:, None],
+            pairs_of(self.q, prompts, heads),
+            pairs_of(self.k, prompts, heads // self.group),
             prompts,
-            None if self.slopes is None else self.slopes[prompts, heads][:, None],
+            None if self.slopes is None else pairs_of(self.slopes, prompts, heads),
         )
-        part.__dict__["_lse"] = tuple(self._heads(x)[prompts, heads][:, None] for x in self._lse)
+        part.__dict__["_lse"] = tuple(pairs_of(self._heads(x), prompts, heads) for x in self._lse)
         return part
 
     def take(self, prompts: Tensor, heads: Tensor) -> Factored:

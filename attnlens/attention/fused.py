@@ -54,16 +54,16 @@ def attend(
         k = torch.cat((k.expand(batch, bias.shape[1], n, d), bias[..., None] / scale), -1)
         bias = None
         width = max(width, -(-(d + 1) // 8) * 8)
-    q, k = _widen(q, width), _widen(k, width).expand(batch, group, n, width)
+    q, k = widened(q, width), widened(k, width).expand(batch, group, n, width)
     parts = []
     for start in range(0, columns, width):
-        part = _widen(v[..., start : start + width], width).expand(batch, group, n, width)
+        part = widened(v[..., start : start + width], width).expand(batch, group, n, width)
         out, lse = _call(q, k, part, scale, causal, bias)
         parts.append(out[..., : min(width, columns - start)])
     return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)), lse
 
 
-def _widen(x: Tensor, width: int) -> Tensor:
+def widened(x: Tensor, width: int) -> Tensor:
     """Pad the last dimension with zeros, and see that it is dense: the kernels take it to be."""
     if x.shape[-1] < width:
         return torch.nn.functional.pad(x, (0, width - x.shape[-1]))

@@ -19,8 +19,8 @@ from torch import Tensor
 #: Columns beyond the rank asked for: they make a miss of a leading direction improbable.
 OVERSAMPLING = 16
 
-#: Bytes of one product: what a wider one saves in time it costs in memory.
-_PRODUCT_BYTES = 3 << 20
+#: Rows of a tall matrix that are decomposed at a time.
+_ROWS = 2048
 
 #: Share of the way from half the steps to all of them by which a quadrature is extrapolated.
 _REMAINING = 0.6
@@ -64,24 +64,21 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     singular value decomposition. NeurIPS (2015).
     """
     width = min(a.n, rank + OVERSAMPLING)
+    columns = min(a.n, width * (n_iter + 1))
+    # These two are the largest things in memory; everything else is a block or a part of rows.
+    basis, projected = (torch.empty(a.n, columns, dtype=a.dtype, device=a.device) for _ in range(2))
     start = torch.randn(a.n, width, generator=generator, dtype=torch.float64)
-    y = _orthonormal(a.matmul(start.to(a.device, a.dtype)))
+    y = a.matmul(start.to(a.device, a.dtype))
     del start
-    # One buffer, filled and then replaced: these are the largest things in memory here.
-    basis = torch.empty(a.n, width * (n_iter + 1), dtype=a.dtype, device=a.device)
-    basis[:, :width] = y
-    for power in range(1, n_iter + 1):
-        y = _orthonormal(a.matmul(_orthonormal(a.rmatmul(y))))
-        basis[:, width * power : width * (power + 1)] = y
-    # Householder reflections: orthonormal even where blocks depend on each other. The first
-    # columns span the first blocks.
-    basis = _orthonormal(basis[:, : a.n])
+    for at in range(0, columns, width):
+        y = _orthonormal(y[:, : columns - at], basis[:, :at])
+        basis[:, at : at + width] = y
+        y = a.rmatmul(y)
+        projected[:, at : at + width] = y
+        if at + width < columns:
+            y = a.matmul(_orthonormal(y))
     del y
-    step = max(1, _PRODUCT_BYTES // (a.n * basis.element_size()))
-    projected = torch.empty_like(basis)
-    for at in range(0, basis.shape[1], step):
-        projected[:, at : at + step] = a.rmatmul(basis[:, at : at + step])
-    small = torch.linalg.qr(projected, mode="r")[1]
+    small = _triangle(projected)
     _, s, right = decompose(small)
     u = basis @ right.mT[:, :rank]
     # A^T u is s v: orthonormal once scaled, and where s is 0 any completion will do.
@@ -102,9 +99,31 @@ def _error(s: Tensor, earlier: Tensor, n_iter: int, a: Operator) -> Tensor:
     return 2.0 * (s - earlier).abs() + rounding
 
 
-def _orthonormal(x: Tensor) -> Tensor:
+def _orthonormal(x: Tensor, others: Tensor | None = None) -> Tensor:
+    """Return an orthonormal basis of columns, orthogonal to others that are orthonormal.
+
+    Where nothing but rounding is left of a column, that is scaled up and made orthogonal again.
+    """
     q: Tensor = torch.linalg.qr(x)[0]
+    if others is not None and others.shape[1]:
+        for _ in range(3):
+            q = torch.linalg.qr(q - others @ (others.mT @ q))[0]
     return q
+
+
+def _triangle(x: Tensor) -> Tensor:
+    """Return the triangular factor of a tall matrix, from those of its parts.
+
+    References
+    ----------
+    Demmel, J., Grigori, L., Hoemmen, M. and Langou, J. Communication-optimal parallel and
+    sequential QR and LU factorizations. SIAM J. Sci. Comput. 34 (2012).
+    """
+    step = max(_ROWS, x.shape[1])
+    rows = (x[at : at + step] for at in range(0, x.shape[0], step))
+    parts = [torch.linalg.qr(part, mode="r")[1] for part in rows]
+    triangle: Tensor = torch.linalg.qr(torch.cat(parts), mode="r")[1]
+    return triangle
 
 
 def decompose(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
