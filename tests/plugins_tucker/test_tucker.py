@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,14 @@ def test_figures_and_tables_of_a_reloaded_result(tmp_path: Any) -> None:
     assert not run.errors
     assert {"tucker.ranks", "tucker.core", "tucker.strongest"} <= set(run.figures)
     assert len(run.tables) == 2
+
+
+def test_more_tokens_than_are_held_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = planted()
+    width = 12 * store["result"].sizes["d_model"]
+    monkeypatch.setattr("attnlens_plugins.tucker.tensor._MOST", 20 * width)
+    with pytest.warns(UserWarning, match="at most 20 tokens were taken, not 1,024"):
+        result = Tucker().compute(store)
+    assert result.attrs["n_tokens"] <= 20
+    facts = SimpleNamespace(n_layers=3, n_heads=4, d_head=4, d_model=width // 12)
+    assert Tucker().memory(facts, 10**9) == 12 * 20 * width

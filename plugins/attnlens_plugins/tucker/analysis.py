@@ -37,6 +37,13 @@ class Tucker(attnlens.Analysis):
         own = building.REQUIRED[self.options.tensor]
         return tuple(dict.fromkeys((*own, "weights", "twin")))
 
+    def memory(self, facts: Any, tokens: int) -> int:
+        """Estimate the bytes held: the tensor in float32, and up to two copies of it."""
+        d = facts.d_head if self.options.tensor == "z" else facts.d_model
+        width = int(facts.n_layers * facts.n_heads * d)
+        count = tensor.fitting(min(int(self.options.max_tokens), tokens), width)
+        return 12 * count * width
+
     def compute(self, store: Any) -> xr.Dataset:
         """Decompose the model's tensor; measure the energy of its modes and of its twins'."""
         options: TuckerOptions = self.options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,25 @@ def sample_of(store: Any, options: TuckerOptions, seed: int) -> Sample | None:
         return building.sample_of(store, as_cp(options), seed)
     data = next(iter(store.units()))[options.tensor]
     width = data.sizes["layer"] * data.sizes["head"] * data.sizes[data.dims[-1]]
+    most = fitting(options.max_tokens, width)
+    if most < options.max_tokens:
+        warnings.warn(
+            f"at most {most:,} tokens were taken, not {options.max_tokens:,}: the tensor is held "
+            f"whole, in {4 * _MOST >> 20} MiB at most (cp is not bound so)",
+            stacklevel=2,
+        )
     return choose(
         store,
         options.tensor,
-        most=max(min(options.max_tokens, _MOST // width), 8),
+        most=most,
         seed=seed,
         exclude_first=options.exclude_bos,
     )
+
+
+def fitting(tokens: int, width: int) -> int:
+    """Return how many tokens of `width` numbers each are taken, of so many that are wanted."""
+    return max(min(tokens, _MOST // width), 8)
 
 
 def build(store: Any, options: TuckerOptions, sample: Sample | None, seed: int) -> Whole:
