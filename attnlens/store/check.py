@@ -113,6 +113,8 @@ def unit_arrays(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
         raise DamagedStoreError(f"zarr.json cannot be read: {error}") from error
     arrays = {name: meta for name, meta in known.items() if meta.get("node_type") == "array"}
     wanted = ["tokens", "prompt_id", *manifest.activations]
+    # Numbers along dimensions: plain xarray reads them.
+    wanted += [name for name in arrays if "/" not in name and name not in wanted]
     for name in manifest.statistics:
         partial = [key for key in arrays if key.startswith(f"statistics/{name}/")]
         wanted += partial or [f"statistics/{name}"]

@@ -169,11 +169,36 @@ class UnitWriter:
         put_array(group, "tokens", tokens, dims["tokens"])
         ids = np.array(self.spec.prompts, dtype=np.int64)
         put_array(group, "prompt_id", ids, ("prompt",))
+        for dim, numbers in self._numbers(dims).items():
+            put_array(group, dim, numbers, (dim,))
         for name, state in sorted(self._statistics.items()):
             partial = group.create_group(f"statistics/{name}")
             for key, value in sorted(state.items()):
                 put_array(partial, key, value, None)
         consolidate(self._folder)
+
+    def _numbers(self, dims: Mapping[str, tuple[str, ...]]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the numbers along dimensions that have some: coordinates to plain xarray."""
+        found = {
+            "prompt": np.array(self.spec.prompts, dtype=np.int64),
+            "pos": np.arange(self.spec.length),
+        }
+        for name, stored in dims.items():
+            if name not in self._arrays:
+                continue
+            spec, activation = self._manifest.activations[name], ACTIVATIONS[name]
+            for own, dim, size in zip(
+                activation.dims, stored, self._arrays[name].layout.shape, strict=True
+            ):
+                if own == "layer":
+                    found[dim] = np.array(spec.layers, dtype=np.int64)
+                elif own in ROW_DIMS:
+                    found[dim] = resolve_positions(spec.positions, self.spec.length)[1]
+                elif own == "key_pos" or (own == activation.head_dim and spec.heads is None):
+                    found[dim] = np.arange(size)
+                elif own == activation.head_dim:
+                    found[dim] = np.array(spec.heads, dtype=np.int64)
+        return found
 
     def _check_complete(self) -> npt.NDArray[np.int32]:
         for name, spec in self._manifest.activations.items():

@@ -128,6 +128,10 @@ def test_plain_zarr_and_xarray_read_the_units(
                 [[recipe.value(name, p, layer) for layer in spec.layers] for p in unit.prompt_ids]
             )
             np.testing.assert_array_equal(dataset[name].values, expected)
+            labelled = unit[name]
+            for own, stored in zip(labelled.dims, dataset[name].dims, strict=True):
+                if own in labelled.indexes:
+                    assert dataset.indexes[stored].tolist() == labelled.indexes[own].tolist()
             array = zarr.open_array(place / name, mode="r")
             np.testing.assert_array_equal(array[...], expected)
             assert array.attrs["layers"] == spec.layers
