@@ -6,14 +6,17 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
 from attnlens.errors import AttnlensError
 from attnlens.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from attnlens.analysis import Finding
 
 P = ParamSpec("P")
 
@@ -24,6 +27,13 @@ INTERRUPTED = 130
 def say(text: str = "") -> None:
     """Write a line for people, to stderr."""
     typer.echo(text, err=True)
+
+
+def tell(findings: Iterable[Finding]) -> None:
+    """Write findings, those that hold first."""
+    for finding in sorted(findings, key=lambda f: not f.holds):
+        mark = typer.style("+", fg="green") if finding.holds else "-"
+        say(f"{mark} {finding.analysis}: {finding.text}")
 
 
 def complain(error: AttnlensError) -> None:

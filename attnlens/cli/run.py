@@ -128,9 +128,7 @@ def conclude(run: Run, *, quiet: bool) -> None:
         for entry in run.record["analyses"]:
             if entry["status"] == "skipped":
                 console.say(f"{entry['name']} was skipped: {'; '.join(entry['notes'])}")
-        for finding in sorted(run.findings, key=lambda f: not f.holds):
-            mark = typer.style("+", fg="green") if finding.holds else "-"
-            console.say(f"{mark} {finding.analysis}: {finding.text}")
+        console.tell(run.findings)
     for name, message in run.errors.items():
         console.complain(
             AttnlensError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +26,13 @@ _Out = Annotated[
 ]
 
 
+#: Options of `track` that do not bear on the single run.
+_OF_THE_WHOLE = {"models", "revisions", "out", "overwrite", "resume", "quiet", "verbose", "debug"}
+
+
 @console.guarded
 def track(
+    context: typer.Context,
     models: Annotated[
         list[str],
         typer.Argument(
@@ -85,15 +91,20 @@ def track(
 
         attnlens track checkpoints/step* --plugins cp
     """
-    settings = options.settings({**locals(), "revision": None})
+    given = {name: value for name, value in locals().items() if name != "context"}
+    settings = options.settings({**given, "revision": None})
     console.configure_logging(quiet=quiet, verbose=verbose)
     from attnlens import runner
     from attnlens.folders import RUN_FILE, clear, prepare, slug
     from attnlens.runs import open_run
     from attnlens.tracking import track_runs
 
+    started = time.perf_counter()
     settings["plugins"] = options.names(plugins)
     named = _checkpoints(models, revisions)
+    finished = [label for label, model in named.items() if (Path(model) / RUN_FILE).is_file()]
+    if finished:
+        _tell_what_is_fixed(context, finished, everything=len(finished) == len(named))
     folder = prepare(out or runner.new_folder(f"track-{Path(models[0]).name}"),
                      overwrite=overwrite, resume=resume)  # fmt: skip
     if overwrite:
@@ -105,17 +116,35 @@ def track(
     ):
         for label, model in named.items():
             place = folder / "checkpoints" / slug(label)
-            if (Path(model) / RUN_FILE).is_file():
+            if label in finished:
                 runs[label] = open_run(model)
             elif resume and (place / "report.html").is_file():
                 runs[label] = open_run(place)
             else:
                 runs[label] = _one(runner.run, model, place, resume, progress, settings)
             advance(1)
-    changes, report = track_runs(runs, folder, command=["attnlens", *sys.argv[1:]])
+    _, report = track_runs(runs, folder, command=["attnlens", *sys.argv[1:]], started=started)
     if not quiet:
-        _print_changes(changes)
+        console.tell(open_run(folder).findings)
     typer.echo(report)
+
+
+def _tell_what_is_fixed(context: typer.Context, finished: list[str], *, everything: bool) -> None:
+    """Refuse, or note, options that cannot bear on runs that are finished."""
+    fixed = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _OF_THE_WHOLE
+        and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    ]
+    if not fixed:
+        return
+    if everything:
+        raise UsageError(
+            f"{', '.join(fixed)}: all that is named are finished runs, and these stay as they are.",
+            hint="Leave the options out, or name models to run anew.",
+        )
+    console.say(f"{', '.join(fixed)}: without effect on finished runs ({', '.join(finished)}).")
 
 
 def _one(run: Any, model: str, place: Path, resume: bool, progress: Any, settings: Any) -> Run:
@@ -128,6 +157,10 @@ def _one(run: Any, model: str, place: Path, resume: bool, progress: Any, setting
 
 def _checkpoints(models: list[str], revisions: str | None) -> dict[str, str]:
     """Name what is tracked: label to model."""
+    if len(set(models)) < len(models):
+        raise UsageError(
+            f"{next(m for m in models if models.count(m) > 1)} was named twice.",
+        )
     if revisions is None:
         if len(models) < 2:
             raise UsageError(
@@ -144,19 +177,6 @@ def _checkpoints(models: list[str], revisions: str | None) -> dict[str, str]:
     if len(named) < 2:
         raise UsageError(f"--revisions {revisions!r} names fewer than two revisions.")
     return {revision: f"{models[0]}@{revision}" for revision in named}
-
-
-def _print_changes(changes: Any) -> None:
-    if changes.empty:
-        console.say("No sudden change was found.")
-        return
-    rows = [
-        [r["quantity"], f"{r['layer']:g}" if r["layer"] == r["layer"] else "",
-         f"{r['head']:g}" if r["head"] == r["head"] else "", f"{r['before']:.3g}",
-         f"{r['after']:.3g}", f"{r['from']} - {r['to']}"]
-        for r in changes.head(20).to_dict("records")
-    ]  # fmt: skip
-    console.print_table(["quantity", "layer", "head", "before", "after", "between"], rows, err=True)
 
 
 @console.guarded
@@ -202,4 +222,5 @@ def compare(
             for r in table.to_dict("records")
         ]  # fmt: skip
         console.print_table(["quantity", "variation", "rank correlation", ""], rows, err=True)
+        console.tell(open_run(folder).findings)
     typer.echo(report)

@@ -5,22 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import xarray as xr
 
-from attnlens.analysis import Finding
 from attnlens.runs import Run
 from attnlens.tracking.changes import find_changes
 from attnlens.tracking.constancy import constancy
 from attnlens.tracking.page import write_page
-from attnlens.tracking.series import by_step, identical_weights, line_up, quantities, step_of
+from attnlens.tracking.series import (
+    by_step,
+    different_prompts,
+    identical_weights,
+    line_up,
+    quantities,
+    step_of,
+)
+from attnlens.tracking.telling import change_findings, constancy_finding, warnings_of
 
 __all__ = [
     "by_step",
     "compare_runs",
     "constancy",
+    "different_prompts",
     "find_changes",
     "identical_weights",
     "line_up",
@@ -31,7 +37,11 @@ __all__ = [
 
 
 def track_runs(
-    runs: Mapping[str, Run], folder: Path, *, command: Sequence[str] = ()
+    runs: Mapping[str, Run],
+    folder: Path,
+    *,
+    command: Sequence[str] = (),
+    started: float | None = None,
 ) -> tuple[pd.DataFrame, Path]:
     """Draw every quantity over training, with its phase changes marked and dated.
 
@@ -42,6 +52,8 @@ def track_runs(
     folder : pathlib.Path
         Where the comparison goes.
     command : sequence of str
+    started : float, optional
+        ``time.perf_counter()`` when the work began, where the runs belong to it.
 
     Returns
     -------
@@ -49,10 +61,14 @@ def track_runs(
         See :func:`find_changes`.
     report : pathlib.Path
     """
-    started = time.perf_counter()
+    started = time.perf_counter() if started is None else started
     ordered = {label: runs[label] for label in by_step(list(runs))}
     lined = line_up(ordered)
     changes = find_changes(lined)
+    notes = []
+    if len(ordered) > 1 and lined["step"].isnull().any():
+        notes.append("The order is that in which the runs were named: not all names end in a step.")
+    findings = [*warnings_of(lined, "track"), *change_findings(changes, len(ordered))]
     marks = {
         str(quantity): list(zip(group["from"], group["to"], strict=True))
         for quantity, group in changes.groupby("quantity")
@@ -64,9 +80,9 @@ def track_runs(
         name="track",
         title="Every quantity over training",
         tables={"changes": ("Phase changes, the largest first", changes.round(4))},
-        findings=[*_change_findings(changes), *_weights_finding(lined, "track")],
+        findings=findings,
         marks=marks,
-        notes=[],
+        notes=notes,
         command=command,
         started=started,
     )
@@ -93,17 +109,7 @@ def compare_runs(
     started = time.perf_counter()
     lined = line_up(runs)
     table = constancy(lined)
-    stay = table[table["stays"]]["quantity"].tolist()
-    move = table[~table["stays"]]["quantity"].tolist()
-    finding = Finding(
-        claim="quantities-stay",
-        holds=bool(stay),
-        analysis="compare",
-        text=f"{len(stay)} of {len(table)} quantities stay between the runs"
-        + (f" ({', '.join(stay[:8])})" if stay else "")
-        + (f"; {', '.join(move[-4:][::-1])} move most." if move else "."),
-        evidence={"stay": stay, "move": move},
-    )
+    findings = [*warnings_of(lined, "compare"), constancy_finding(table, lined)]
     report = write_page(
         folder,
         lined,
@@ -111,57 +117,10 @@ def compare_runs(
         name="compare",
         title="What stays and what moves between the runs",
         tables={"constancy": ("Quantities, the steadiest first", table.round(4))},
-        findings=[finding, *_weights_finding(lined, "compare")],
+        findings=findings,
         marks={},
         notes=[],
         command=command,
         started=started,
     )
     return table, report
-
-
-def _change_findings(changes: pd.DataFrame) -> list[Finding]:
-    if changes.empty:
-        text = "No head changes phase: no quantity leaves one level for another at once."
-        return [Finding(claim="phase-change", holds=False, text=text, analysis="track")]
-    found = []
-    for (quantity, first, last), group in changes.groupby(["quantity", "from", "to"], sort=False):
-        names = [_head(row) for row in group.to_dict("records")]
-        top = group.iloc[0]
-        found.append(
-            Finding(
-                claim="phase-change",
-                holds=True,
-                analysis="track",
-                text=f"{quantity} changes at once between {first} and {last}: {names[0]} from "
-                f"{top['before']:.3g} to {top['after']:.3g}"
-                + (f", with {', '.join(names[1:9])}" if len(names) > 1 else "")
-                + (f" and {len(names) - 9} more" if len(names) > 9 else "")
-                + ".",
-                evidence={"heads": names, "before": top["before"], "after": top["after"]},
-            )
-        )
-    return found
-
-
-def _head(row: Mapping[Any, Any]) -> str:
-    layer, head = row["layer"], row["head"]
-    if layer is None or layer != layer:
-        return "the model"
-    return f"layer {layer:g}" if head is None or head != head else f"head {layer:g}.{head:g}"
-
-
-def _weights_finding(lined: xr.Dataset, analysis: str) -> list[Finding]:
-    groups = identical_weights(lined)
-    if not groups:
-        return []
-    same = "; ".join(" and ".join(group) for group in groups)
-    return [
-        Finding(
-            claim="identical-weights",
-            holds=True,
-            analysis=analysis,
-            text=f"These runs read identical weights, so their agreement says nothing: {same}.",
-            evidence={"groups": [list(g) for g in groups]},
-        )
-    ]

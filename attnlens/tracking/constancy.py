@@ -27,7 +27,7 @@ def constancy(lined: xr.Dataset) -> pd.DataFrame:
         over runs (standard deviation over the mean's size, relative to the quantity's own size
         where a mean is near zero); ``rank_correlation``, the mean over pairs of runs of
         Spearman's correlation over heads (NaN with fewer than three heads, or where a run gives
-        all heads one value); ``stays``. The steadiest first.
+        all heads one value, which tells of no order); ``stays``. The steadiest first.
     """
     rows = []
     for name, values in lined.data_vars.items():
@@ -36,7 +36,7 @@ def constancy(lined: xr.Dataset) -> pd.DataFrame:
         if not table.size:
             continue
         variation, correlation = _variation(table), _rank_correlation(table)
-        keeps_order = not np.isfinite(correlation) or correlation >= STAYS_CORRELATION
+        keeps_order = table.shape[1] < 3 or correlation >= STAYS_CORRELATION
         rows.append(
             {
                 "quantity": str(name),

@@ -14,6 +14,9 @@ from attnlens.runs import Run
 #: Dimensions that a quantity may have to be followed over runs.
 _FOLLOWED = {"layer", "head"}
 
+#: How the names of spreads and error bars end.
+_SPREADS = ("_std", "_error")
+
 
 def quantities(run: Run) -> dict[str, xr.DataArray]:
     """Return what a run measured of heads, layers or the model as a whole.
@@ -26,15 +29,15 @@ def quantities(run: Run) -> dict[str, xr.DataArray]:
     -------
     dict from str to xarray.DataArray
         ``"analysis.variable"`` to numbers over ``layer`` and ``head``, over one of them, or over
-        nothing. Spreads (``*_std``), whole numbers of heads (which are labels, such as a
-        cluster's) and whatever has further dimensions are left out.
+        nothing. Spreads (``*_std``) and error bars (``*_error``), whole numbers of heads (which are
+        labels, such as a cluster's) and whatever has further dimensions are left out.
     """
     found = {}
     for name in run:
         for variable, values in run[name].data_vars.items():
             label = values.dtype.kind in "iu" and "head" in values.dims
             numeric = values.dtype.kind in "iuf" and not label
-            if numeric and set(values.dims) <= _FOLLOWED and not str(variable).endswith("_std"):
+            if numeric and set(values.dims) <= _FOLLOWED and not str(variable).endswith(_SPREADS):
                 found[f"{name}.{variable}"] = values.astype(np.float64)
     return found
 
@@ -50,7 +53,8 @@ def line_up(runs: Mapping[str, Run]) -> xr.Dataset:
     -------
     xarray.Dataset
         Each quantity over ``run`` and its own dimensions; coordinates ``step[run]`` (the last
-        number in each label, NaN where there is none) and ``weights_hash[run]``.
+        number in each label, NaN where there is none), ``weights_hash[run]`` and
+        ``prompts_hash[run]``.
 
     Raises
     ------
@@ -83,9 +87,12 @@ def line_up(runs: Mapping[str, Run]) -> xr.Dataset:
             hint="Compare runs of one architecture.",
         )
     labels = list(runs)
-    hashes = [str(run.record["model"].get("weights_hash") or "") for run in runs.values()]
+    records = [run.record for run in runs.values()]
     return xr.Dataset(lined).assign_coords(
-        run=labels, step=("run", [step_of(x) for x in labels]), weights_hash=("run", hashes)
+        run=labels,
+        step=("run", [step_of(x) for x in labels]),
+        weights_hash=("run", [str(r["model"].get("weights_hash") or "") for r in records]),
+        prompts_hash=("run", [str((r["corpus"] or {}).get("hash") or "") for r in records]),
     )
 
 
@@ -97,11 +104,21 @@ def step_of(label: str) -> float:
 
 def identical_weights(lined: xr.Dataset) -> list[tuple[str, ...]]:
     """Return the groups of runs whose models have the same weights."""
+    return [group for group in _groups(lined, "weights_hash") if len(group) > 1]
+
+
+def different_prompts(lined: xr.Dataset) -> list[tuple[str, ...]]:
+    """Return the groups of runs that read the same prompts, if there is more than one group."""
+    groups = _groups(lined, "prompts_hash")
+    return groups if len(groups) > 1 else []
+
+
+def _groups(lined: xr.Dataset, hashes: str) -> list[tuple[str, ...]]:
     groups: dict[str, list[str]] = {}
-    for label, weights in zip(lined["run"].values, lined["weights_hash"].values, strict=True):
-        if weights:
-            groups.setdefault(str(weights), []).append(str(label))
-    return [tuple(group) for group in groups.values() if len(group) > 1]
+    for label, value in zip(lined["run"].values, lined[hashes].values, strict=True):
+        if value:
+            groups.setdefault(str(value), []).append(str(label))
+    return [tuple(group) for group in groups.values()]
 
 
 def by_step(labels: Sequence[str]) -> list[str]:
