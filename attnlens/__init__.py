@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Analysis,
         Finding,
         Highlight,
-        Options,
         Skip,
         figure,
         highlight,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from attnlens.corpora import CorpusSpec
     from attnlens.hookspecs import API_VERSION, hookimpl
     from attnlens.models import load_model
+    from attnlens.options import Options
     from attnlens.recorder import capture
     from attnlens.runner import analyze, run
     from attnlens.runs import Run, open_run
@@ -39,7 +39,7 @@ _HOMES = {
     "CorpusSpec": "corpora",
     "Finding": "analysis",
     "Highlight": "analysis",
-    "Options": "analysis",
+    "Options": "options",
     "Run": "runs",
     "Skip": "analysis",
     "Statistic": "statistics",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from attnlens.activations import nearest
-from attnlens.errors import OptionError
+from attnlens.errors import BrokenPluginError, NeedError, OptionError, ResultError
 from attnlens.hookspecs import API_VERSION
 from attnlens.needs import Need
+from attnlens.options import Options, complaints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,90 +31,27 @@ class Skip(Exception):
     """Raised by an analysis, figure or table that has nothing to say here, with the reason."""
 
 
-class Options(BaseModel):
-    """Base of an analysis's options: a pydantic model whose fields carry descriptions."""
+class _Handed(BaseModel):
+    """What an analysis hands over, refused with an error of attnlens where it cannot be kept."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any], *, prefix: str = "") -> Options:
-        """Build the options from strings or typed values, refusing what does not fit.
-
-        A string is read as JSON where that validates (``8``, ``0.5``, ``true``), then as it is,
-        then as a list separated by commas.
-
-        Parameters
-        ----------
-        values : mapping
-            Option name to value.
-        prefix : str
-            The analysis's name, for error messages.
-
-        Raises
-        ------
-        OptionError
-            For an unknown name (with the nearest right one) or a value that does not fit.
-        """
-        typed: dict[str, Any] = {}
-        for name, value in values.items():
-            label = f"{prefix}.{name}" if prefix else name
-            known = cls.model_fields.get(name)
-            if known is None:
-                near = nearest(name, cls.model_fields)
-                offered = ", ".join(cls.model_fields) or "none"
-                raise OptionError(
-                    f"There is no option {label!r}.",
-                    hint=(f"Did you mean {near!r}? " if near else "") + f"Options: {offered}.",
-                )
-            typed[name] = cls._read_one(name, value, label)
+    def __init__(self, **values: Any) -> None:
         try:
-            return cls(**typed)
+            super().__init__(**values)
         except pydantic.ValidationError as error:
-            raise OptionError(
-                f"The options of {prefix or cls.__name__} do not fit together: {_reason(error)}"
+            known = type(self).model_fields
+            wrong = {str(e["loc"][0]): e["input"] for e in error.errors() if e["loc"]}
+            told = ", ".join(f"{n}={v!r}" for n, v in wrong.items() if n in values)
+            what = [f"{n}: {known[n].description}" for n in wrong if n in known]
+            raise ResultError(
+                f"The {type(self).__name__.lower()} with {told or str(values)} is not valid: "
+                f"{complaints(error.errors())}.",
+                hint=" ".join(what) or f"It has {', '.join(known)}.",
             ) from error
 
-    @classmethod
-    def _read_one(cls, name: str, value: Any, label: str) -> Any:
-        attempts = [value]
-        if isinstance(value, str):
-            attempts.append(value.split(","))
-            with contextlib.suppress(ValueError):
-                attempts.insert(0, json.loads(value))
-        reason = ""
-        for attempt in attempts:
-            wrong = cls._complaint(name, attempt)
-            if wrong is None:
-                return attempt
-            if attempt is value:
-                reason = wrong
-        what = cls.model_fields[name].description
-        raise OptionError(
-            f"{label}={value!r} is not valid: {reason}.",
-            hint=f"{label}: {what}" if what else None,
-        )
 
-    @classmethod
-    def _complaint(cls, name: str, value: Any) -> str | None:
-        """Return what is wrong with one field's value, whatever the others hold."""
-        try:
-            cls(**{name: value})
-        except pydantic.ValidationError as error:
-            own = [e for e in error.errors(include_url=False) if e["loc"][:1] == (name,)]
-            return _told(own) or None
-        return None
-
-
-def _reason(error: pydantic.ValidationError) -> str:
-    return _told(error.errors(include_url=False))
-
-
-def _told(errors: Iterable[Any]) -> str:
-    """Join pydantic's messages, without the class of the error that a validator raised."""
-    return "; ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in errors))
-
-
-class Finding(BaseModel):
+class Finding(_Handed):
     """A claim about the model, with the numbers that support it.
 
     Attributes
@@ -134,14 +70,17 @@ class Finding(BaseModel):
         Which analysis makes the claim; filled in by the run.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    claim: str = Field(min_length=1, pattern=r"^[a-z0-9][a-z0-9.-]*$")
-    holds: bool
-    text: str = Field(min_length=1)
-    evidence: dict[str, Any] = {}
-    null: dict[str, Any] = {}
-    analysis: str = ""
+    claim: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description="A short stable word of lower-case letters, digits, dots and hyphens.",
+    )
+    holds: bool = Field(description="Whether the claim is made.")
+    text: str = Field(min_length=1, description="The claim, or its absence, in a sentence.")
+    evidence: dict[str, Any] = Field(
+        default={}, description="The numbers that it rests on, by name."
+    )
+    null: dict[str, Any] = Field(default={}, description="The same numbers by chance, by name.")
+    analysis: str = Field(default="", description="The analysis's name, filled in by the run.")
 
     def _repr_html_(self) -> str:
         mark = "✓" if self.holds else "–"
@@ -152,23 +91,40 @@ class Finding(BaseModel):
 
     @pydantic.field_validator("evidence", "null", mode="before")
     @classmethod
-    def _plain(cls, value: Any) -> Any:
-        return plain(value)
+    def _plain(cls, value: Any, field: pydantic.ValidationInfo) -> Any:
+        return plain(value, str(field.field_name))
 
 
-def plain(value: Any) -> Any:
-    """Turn numpy and xarray scalars and arrays into what JSON can hold; NaN becomes None."""
+def plain(value: Any, where: str = "it") -> Any:
+    """Turn numpy and xarray scalars and arrays into what JSON can hold; NaN becomes None.
+
+    Parameters
+    ----------
+    value : object
+    where : str
+        What is being turned, for the error's message.
+
+    Raises
+    ------
+    ResultError
+        If JSON has no form for it.
+    """
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, f"{where}[{str(k)!r}]") for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(v) for v in value]
+        return [plain(v, where) for v in value]
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return plain(value.tolist(), where)
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise ResultError(
+        f"{where} holds {value!r} ({type(value).__name__}), which cannot be written to run.json.",
+        hint="Use numbers, booleans, strings, arrays of them, and lists and mappings of those.",
+    )
 
 
 @dataclass(frozen=True)
@@ -192,6 +148,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _marker(kind: str, title: str) -> Callable[[_Method], _Method]:
+    if not isinstance(title, str) or not title.strip():
+        raise BrokenPluginError(
+            f"@attnlens.{kind} was given {title!r} as its title.",
+            hint=f'Write @attnlens.{kind}("What it shows") above the method.',
+        )
+
     def mark(method: _Method) -> _Method:
         method.__attnlens_drawing__ = Drawing(kind, method.__name__, title)  # type: ignore[attr-defined]
         return method
@@ -218,7 +180,7 @@ def highlight(title: str) -> Callable[[_Method], _Method]:
     return _marker("highlight", title)
 
 
-class Highlight(BaseModel):
+class Highlight(_Handed):
     """One line of text whose tokens are coloured by a weight.
 
     Attributes
@@ -230,11 +192,9 @@ class Highlight(BaseModel):
         One for each token; the sign decides the hue.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    label: str
-    tokens: list[str]
-    weights: list[float]
+    label: str = Field(description="What the line shows.")
+    tokens: list[str] = Field(description="Literal text of each token.")
+    weights: list[float] = Field(description="One number for each token.")
 
     @pydantic.model_validator(mode="after")
     def _same_length(self) -> Highlight:
@@ -252,7 +212,8 @@ class Analysis(ABC):
     Attributes
     ----------
     name : str
-        Its one name: for selecting, listing and options; the same as its entry point's.
+        Its one name: for selecting, listing and options; the same as its entry point's. Lower-case
+        letters, digits and hyphens.
     requires : tuple of str
         What it reads: activations, statistics, ``"weights"``, ``"model"``, ``"analysis:NAME"``,
         ``"twin"``, each optionally on another corpus (``"pattern@repeated-random"``). With ``?``
@@ -314,16 +275,23 @@ class Analysis(ABC):
         Raises
         ------
         NeedError
-            If an item names nothing that exists.
+            If it is no tuple of strings, or an item names nothing that exists.
         """
+        if not isinstance(self.requires, tuple) or not all(
+            isinstance(text, str) for text in self.requires
+        ):
+            raise NeedError(
+                f"`requires` of {self.name} is {self.requires!r}, not a tuple of strings.",
+                hint='Write requires = ("pattern",) with the comma.',
+            )
         own = [s.name for s in self.statistics]
         return [Need.parse(text, own) for text in self.requires]
 
     @classmethod
     def title(cls) -> str:
         """First line of the class's docstring."""
-        text = cls.__dict__.get("__doc__")
-        return inspect.cleandoc(text).splitlines()[0].rstrip(".") if text else cls.name
+        text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+        return text.partition("\n")[0].rstrip(".") or cls.name
 
     @classmethod
     def drawings(cls, kind: str) -> list[Drawing]:
@@ -353,8 +321,10 @@ class Analysis(ABC):
             If it has no such figure.
         Skip
             If there is nothing to draw.
+        ResultError
+            If the method drew nothing and did not say why.
         """
-        from attnlens.figures import new_figure, style
+        from attnlens.figures import is_blank, new_figure, style
 
         offered = [d.name for d in self.drawings("figure")]
         if name not in offered:
@@ -364,11 +334,29 @@ class Analysis(ABC):
         with style():
             drawn = new_figure()
             alt = getattr(self, name)(result, drawn)
+            if is_blank(drawn):
+                raise ResultError(
+                    f"It drew nothing on the figure that it was given, and returned {alt!r:.80}.",
+                    hint="Draw on that figure, or raise attnlens.Skip with the reason.",
+                )
         if isinstance(alt, str):
             drawn.set_gid(alt)
         return drawn
 
     def tabulate(self, name: str, result: xr.Dataset) -> pd.DataFrame:
-        """Return one table of a result."""
-        frame: pd.DataFrame = getattr(self, name)(result)
+        """Return one table of a result.
+
+        Raises
+        ------
+        ResultError
+            If it is no DataFrame.
+        """
+        import pandas as pd
+
+        frame = getattr(self, name)(result)
+        if not isinstance(frame, pd.DataFrame):
+            raise ResultError(
+                f"A {type(frame).__name__} was returned instead of a pandas.DataFrame.",
+                hint="Return pandas.DataFrame(...).",
+            )
         return frame

@@ -8,8 +8,10 @@ from typing import Any
 
 import xarray as xr
 
-from attnlens.analysis import Analysis, Drawing, Highlight, Skip
+from attnlens.analysis import Analysis, Drawing, Skip
+from attnlens.errors import AttnlensError
 from attnlens.folders import write_json
+from attnlens.results import check_highlights
 
 
 def draw_all(analysis: Analysis, result: xr.Dataset, folder: Path) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def draw_all(analysis: Analysis, result: xr.Dataset, folder: Path) -> dict[str, 
             except Exception as error:
                 shown["errors"].append(
                     {
-                        "message": f"{kind} {drawing.name}: {type(error).__name__}: {error}",
+                        "message": f"{kind} {drawing.name}: {_told(error)}",
                         "traceback": traceback.format_exc(),
                     }
                 )
@@ -90,13 +92,19 @@ def _save_table(
 def _save_highlight(
     analysis: Analysis, drawing: Drawing, result: xr.Dataset, folder: Path
 ) -> dict[str, str]:
-    rows: list[Highlight] = list(getattr(analysis, drawing.name)(result))
+    rows = check_highlights(getattr(analysis, drawing.name)(result), drawing.name)
     place = folder / "highlights"
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{drawing.name}.json"
     signed = any(w < 0 for row in rows for w in row.weights)
     write_json(path, {"rows": [r.model_dump() for r in rows], "signed": signed})
     return {"json": _relative(path, folder)}
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, AttnlensError):
+        return " ".join([error.message, error.hint or ""]).strip()
+    return f"{type(error).__name__}: {error}"
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from attnlens.analysis import Finding, Skip, plain
 from attnlens.drawing import draw_all
 from attnlens.errors import AttnlensError, NeedError
 from attnlens.plugins import Observers
-from attnlens.results import check_result, save_result, with_provenance
+from attnlens.results import check_findings, check_result, save_result, with_provenance
 from attnlens.selection import Selected
 from attnlens.view import View, missing
 
@@ -43,7 +43,7 @@ class Executor:
     findings : list of Finding
     records : list of dict
         One entry for each analysis, as run.json lists them.
-    exceptions : dict from str to Exception
+    exceptions : dict from str to exception
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Executor:
         self.results: dict[str, xr.Dataset] = {}
         self.findings: list[Finding] = []
         self.records: list[dict[str, Any]] = []
-        self.exceptions: dict[str, Exception] = {}
+        self.exceptions: dict[str, Exception | SystemExit] = {}
 
     def execute(self, selected: Selected) -> dict[str, Any]:
         """Compute, save, judge and draw one analysis; return its record."""
         record: dict[str, Any] = {
             "name": selected.name,
-            "title": selected.analysis.title(),
+            "title": selected.name,
             "distribution": selected.distribution,
             "version": selected.version,
-            "options": selected.analysis.options.model_dump(mode="json"),
+            "options": {},
             "status": "ok",
             "error": None,
             "notes": [],
@@ -89,7 +89,7 @@ class Executor:
             except Skip as reason:
                 record["status"] = "skipped"
                 record["notes"].append(str(reason))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(selected.name, record, error, traceback.format_exc())
         record["notes"] += dict.fromkeys(
             str(w.message) for w in heard if not issubclass(w.category, DeprecationWarning)
@@ -99,6 +99,8 @@ class Executor:
 
     def _run(self, selected: Selected, record: dict[str, Any]) -> None:
         name, analysis = selected.name, selected.analysis
+        record["title"] = analysis.title()
+        record["options"] = plain(analysis.options.model_dump(mode="json"), "options")
         unmet = [
             n.name for n in selected.needs if n.kind == "analysis" and n.name not in self.results
         ]
@@ -126,7 +128,7 @@ class Executor:
         )
         save_result(result, place)
         self.results[name] = result
-        self._judge(name, analysis.findings(result))
+        self.findings += check_findings(analysis.findings(result), name)
         self._observers.after(name, result)
         shown = draw_all(analysis, result, place)
         errors = shown.pop("errors")
@@ -137,10 +139,9 @@ class Executor:
             trace = "\n".join(e["traceback"] for e in errors)
             self._fail(name, record, AttnlensError(f"{message} (the result is kept)"), trace)
 
-    def _judge(self, name: str, findings: Iterable[Finding]) -> None:
-        self.findings += [f.model_copy(update={"analysis": name}) for f in findings]
-
-    def _fail(self, name: str, record: dict[str, Any], error: Exception, trace: str) -> None:
+    def _fail(
+        self, name: str, record: dict[str, Any], error: Exception | SystemExit, trace: str
+    ) -> None:
         self.exceptions[name] = error
         record["status"] = "failed"
         message = error.message if isinstance(error, AttnlensError) else str(error)
@@ -151,7 +152,7 @@ class Executor:
         }
         place = self._folder / name
         place.mkdir(parents=True, exist_ok=True)
-        (place / "traceback.txt").write_text(trace, encoding="utf-8")
+        (place / "traceback.txt").write_text(trace, encoding="utf-8", errors="backslashreplace")
         self._observers.failed(name, error)
 
     def listed_findings(self) -> list[dict[str, Any]]:

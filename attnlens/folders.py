@@ -119,7 +119,9 @@ def clear(path: Path, *, reading: Iterable[Path] = ()) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    # A lone surrogate, as in the name of a file that is not UTF-8, becomes its escape in JSON.
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
 

@@ -6,7 +6,6 @@ into a plugin manager of its own, so that one which is broken cannot touch anoth
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -173,6 +172,12 @@ def find(name: str, plugins: Sequence[Plugin]) -> Plugin:
             f"The plugin {name!r} is installed but disabled.",
             hint=f"Look at --no-plugin and at the variable {ENVIRONMENT_VARIABLE}.",
         )
+    if any(name in (p.name, p.qualified) for p in discover(OBSERVERS)):
+        raise UnknownPluginError(
+            f"{name!r} is an observer, not an analysis.",
+            hint="It is told about every run and is not chosen; --no-plugin leaves it out. "
+            f"`attnlens plugins show {name}` explains it.",
+        )
     names = sorted({p.name for p in plugins})
     near = nearest(name, names)
     raise UnknownPluginError(
@@ -194,7 +199,7 @@ def load_analysis(plugin: Plugin) -> type[Analysis]:
     PluginVersionError
         If it needs a newer interface.
     """
-    from attnlens.analysis import Analysis
+    from attnlens.contract import check_class
 
     module = plugin.load()
     manager = _manager(AnalysisHooks, plugin, module)
@@ -205,46 +210,31 @@ def load_analysis(plugin: Plugin) -> type[Analysis]:
             "Decorate a function of that name with @attnlens.hookimpl.",
         )
     try:
-        found = manager.hook.attnlens_register_analysis()
+        found: Any = manager.hook.attnlens_register_analysis()
     except AttnlensError:
         raise
     except Exception as error:
         raise _broken(
             plugin, f"attnlens_register_analysis raised {type(error).__name__}: {error}"
         ) from error
-    if not (inspect.isclass(found) and issubclass(found, Analysis)):
-        raise _broken(
-            plugin,
-            f"attnlens_register_analysis returned {found!r}",
-            "Return a class derived from attnlens.Analysis.",
-        )
-    if found.requires_api > API_VERSION:
+    if getattr(found, "requires_api", 0) > API_VERSION:
         raise PluginVersionError(
             f"The plugin {plugin.name!r} of {plugin.distribution} {plugin.version} needs version "
             f"{found.requires_api} of the plugin interface; this attnlens has {API_VERSION}.",
             hint="Upgrade attnlens, or install an older version of the plugin.",
         )
-    if inspect.isabstract(found):
-        raise _broken(plugin, f"{found.__name__} has no compute method")
-    if getattr(found, "name", None) != plugin.name:
+    try:
+        check_class(found, _who(plugin))
+    except NeedError as error:
+        raise _broken(plugin, error.message.removesuffix("."), error.hint) from error
+    if found.name != plugin.name:
         raise _broken(
             plugin,
-            f"its analysis calls itself {getattr(found, 'name', None)!r}",
+            f"its analysis calls itself {found.name!r}",
             f"The entry point's name and the class's `name` must both be {plugin.name!r}.",
         )
-    requires: Any = inspect.getattr_static(found, "requires")
-    if isinstance(requires, tuple):
-        try:
-            found.needs(found.__new__(found))
-        except NeedError as error:
-            raise _broken(plugin, error.message, error.hint) from error
-    elif not isinstance(requires, property):
-        raise _broken(
-            plugin,
-            f"its `requires` is {requires!r}",
-            'Write a tuple of strings: requires = ("pattern",) with the comma.',
-        )
-    return found
+    kind: type[Analysis] = found
+    return kind
 
 
 def load_observer(plugin: Plugin) -> pluggy.PluginManager:
@@ -273,11 +263,11 @@ def _manager(spec: type, plugin: Plugin, module: Any) -> pluggy.PluginManager:
 
 
 def _broken(plugin: Plugin, what: str, hint: str | None = None) -> BrokenPluginError:
-    return BrokenPluginError(
-        f"The plugin {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be used: "
-        f"{what}.",
-        hint=hint,
-    )
+    return BrokenPluginError(f"{_who(plugin)} cannot be used: {what}.", hint=hint)
+
+
+def _who(plugin: Plugin) -> str:
+    return f"The plugin {plugin.name!r} of {plugin.distribution} {plugin.version}"
 
 
 class Observers:
@@ -320,6 +310,6 @@ class Observers:
         """Tell that an analysis has finished and its result is saved."""
         self._tell(lambda hook: hook.attnlens_after_analysis(name=name, result=result))
 
-    def failed(self, name: str, error: Exception) -> None:
+    def failed(self, name: str, error: BaseException) -> None:
         """Tell that an analysis failed."""
         self._tell(lambda hook: hook.attnlens_analysis_failed(name=name, error=error))

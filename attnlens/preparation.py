@@ -119,12 +119,18 @@ class Preparation:
     def _memory(self, facts: ModelFacts, own: Prompts) -> list[str]:
         """Tell, for people, what the analyses will hold in memory after the pass."""
         tokens = sum(own.lengths)
-        sizes = {s.name: s.analysis.memory(facts, tokens) for s in self.selected}
-        return [
-            f"{name}: about {readable_bytes(size)} of memory while it computes."
-            for name, size in sizes.items()
-            if size
-        ]
+        notes = []
+        for one in self.selected:
+            try:
+                size = int(one.analysis.memory(facts, tokens))
+            except Exception as error:
+                notes.append(f"{one.name} cannot tell its memory: {type(error).__name__}: {error}")
+                continue
+            if size:
+                notes.append(
+                    f"{one.name}: about {readable_bytes(size)} of memory while it computes."
+                )
+        return notes
 
     def _own_needs(self) -> list[Need]:
         # Twins that were asked for by number are made even if no analysis wants them.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
 
-from attnlens.analysis import plain
+from attnlens.analysis import Finding, Highlight, plain
 from attnlens.errors import DamagedStoreError, ResultError
+
+_Item = TypeVar("_Item")
 
 #: Name of a result in an analysis's folder.
 RESULT = "result.zarr"
@@ -56,6 +58,61 @@ def check_result(result: Any, analysis: str) -> xr.Dataset:
                 hint="Results hold numbers, booleans and strings only.",
             )
     return result
+
+
+def check_findings(findings: Any, analysis: str) -> list[Finding]:
+    """Gather an analysis's findings, refusing what is none.
+
+    Parameters
+    ----------
+    findings : object
+        What ``findings`` returned.
+    analysis : str
+
+    Returns
+    -------
+    list of Finding
+        With the analysis's name in them.
+
+    Raises
+    ------
+    ResultError
+        If it holds something other than findings, or one that run.json cannot hold.
+    """
+    return [
+        Finding(
+            **{name: getattr(one, name) for name in Finding.model_fields} | {"analysis": analysis}
+        )
+        for one in _several(findings, Finding, f"The findings of {analysis}")
+    ]
+
+
+def check_highlights(rows: Any, what: str) -> list[Highlight]:
+    """Gather the rows of a highlight, refusing what is none.
+
+    Parameters
+    ----------
+    rows : object
+        What the method returned.
+    what : str
+        Its name, for the error's message.
+
+    Raises
+    ------
+    ResultError
+    """
+    return _several(rows, Highlight, what)
+
+
+def _several(items: Any, kind: type[_Item], what: str) -> list[_Item]:
+    hint = f"Yield each attnlens.{kind.__name__}, or return a list of them."
+    if isinstance(items, kind) or not isinstance(items, Iterable):
+        raise ResultError(f"{what}: {items!r:.80} was returned.", hint=hint)
+    gathered = list(items)
+    for item in gathered:
+        if not isinstance(item, kind):
+            raise ResultError(f"{what}: {item!r:.80} is no {kind.__name__}.", hint=hint)
+    return gathered
 
 
 def provenance(result: xr.Dataset) -> dict[str, Any]:

@@ -10,7 +10,14 @@ from typing import Any
 
 from attnlens.activations import nearest
 from attnlens.analysis import Analysis
-from attnlens.errors import OptionError, UnknownPluginError, UsageError
+from attnlens.contract import check_class
+from attnlens.errors import (
+    AttnlensError,
+    BrokenPluginError,
+    OptionError,
+    UnknownPluginError,
+    UsageError,
+)
 from attnlens.needs import Need
 from attnlens.plugins import Plugin, check_disabled, discover, enabled, find, load_analysis
 
@@ -141,15 +148,30 @@ def _make(
     installed: Sequence[Plugin],
 ) -> Selected:
     if isinstance(item, Analysis):
+        check_class(type(item))
         if options.get(item.name):
             raise OptionError(f"{item.name} was given as an instance, with its options in it.")
         return Selected(item)
     if not isinstance(item, str):
-        return Selected(item(**options.get(item.name, {})))
+        check_class(item)
+        return Selected(_build(item, options.get(item.name, {})))
     plugin = find(item, installed)
     given = {**options.get(plugin.name, {}), **options.get(plugin.qualified, {})}
-    kind = load_analysis(plugin)
-    return Selected(kind(**given), plugin.distribution, plugin.version)
+    return Selected(_build(load_analysis(plugin), given), plugin.distribution, plugin.version)
+
+
+def _build(kind: type[Analysis], options: Mapping[str, Any]) -> Analysis:
+    """Make an analysis; what its own code raises is said to be its own."""
+    try:
+        analysis = kind(**options)
+        analysis.needs()
+    except AttnlensError:
+        raise
+    except Exception as error:
+        raise BrokenPluginError(
+            f"The analysis {kind.name!r} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    return analysis
 
 
 def _ordered(chosen: Mapping[str, Selected]) -> list[Selected]:

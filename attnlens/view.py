@@ -17,18 +17,60 @@ if TYPE_CHECKING:
 
 
 class UnitView:
-    """One unit of a store, narrowed like the view that it comes from."""
+    """One unit of a store: prompts of one length, nothing padded.
+
+    ``unit[name]`` is a declared activation as a lazy DataArray over the unit's prompts;
+    ``name in unit`` asks whether it was declared and is there.
+
+    Parameters
+    ----------
+    unit : Unit
+    view : View
+        The view that it comes from, which says what was declared.
+    """
 
     def __init__(self, unit: Unit, view: View) -> None:
         self._unit = unit
         self._view = view
 
+    def __repr__(self) -> str:
+        return f"<UnitView of {self._unit!r}>"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._view and name in self._unit
+
     def __getitem__(self, name: str) -> xr.DataArray:
+        """Return a declared activation, lazily; its dimensions are those of ``store[name]``.
+
+        Raises
+        ------
+        UndeclaredNeedError
+            If it was not declared.
+        NeedError
+            If the store does not hold it.
+        """
         self._view.check(name)
         return self._unit[name]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._unit, name)
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self._unit.id
+
+    @property
+    def length(self) -> int:
+        """Tokens in each of its prompts."""
+        return self._unit.length
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Ids of its prompts, in the order of the ``prompt`` dimension."""
+        return self._unit.prompt_ids
+
+    @property
+    def tokens(self) -> xr.DataArray:
+        """Token ids ``[prompt, pos]``, int32, without padding."""
+        return self._unit.tokens
 
     def attention(self, layer: int, prompts: slice = slice(None)) -> Attention:
         """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``.
@@ -50,11 +92,15 @@ class View:
     Everything that was declared in ``requires`` is there; reading anything else raises
     :class:`~attnlens.errors.UndeclaredNeedError`, so that an analysis which works alone also works
     beside others. Tokens, lengths, vocabulary and the model's facts are always there.
+    ``store[name]`` is a declared activation, lazily, or a statistic, as a DataArray with named
+    dimensions over all prompts; ``name in store`` asks whether it was declared and is there.
 
     Parameters
     ----------
     store : Store
+        What is looked at.
     needs : sequence of Need
+        What the analysis declared, as :meth:`attnlens.Analysis.needs` parses it.
     analysis : str
         Its name, for error messages.
     results : mapping from str to xarray.Dataset
@@ -62,7 +108,13 @@ class View:
     model : object, optional
         The live model.
     corpus : str, optional
-        Which of the corpora this view is of.
+        Which of the corpora this view is of; the run's own by default.
+
+    Attributes
+    ----------
+    refused : list of str
+        What was asked for without having been declared, here and in the views of the twins and of
+        other corpora: the analysis may have caught the error.
     """
 
     def __init__(
@@ -75,6 +127,7 @@ class View:
         model: Any = None,
         corpus: str | None = None,
     ) -> None:
+        self.refused: list[str] = []
         self._store = store
         self._needs = tuple(needs)
         self._analysis = analysis
@@ -91,20 +144,24 @@ class View:
         return f"<View of {self._store!r} for {self._analysis}: {', '.join(sorted(self._names))}>"
 
     def check(self, name: str) -> None:
-        """Refuse what was not declared."""
+        """Refuse an activation or statistic that was not declared.
+
+        Raises
+        ------
+        UndeclaredNeedError
+        """
         if name in self._names:
             return
-        where = f"@{self._corpus}" if self._corpus else ""
-        raise UndeclaredNeedError(
-            f"{self._analysis} read {name!r}{' of ' + self._corpus if self._corpus else ''}, "
-            "which it did not declare.",
-            hint=f"Add {name + where!r} to its `requires`.",
+        corpus = self._corpus
+        raise self._refuse(
+            repr(name) + (f" of {corpus}" if corpus else ""), f"{name}@{corpus}" if corpus else name
         )
 
     def _has(self, kind: str) -> bool:
         return any(n.kind == kind for n in self._needs)
 
     def _refuse(self, what: str, declare: str) -> UndeclaredNeedError:
+        self.refused.append(declare)
         return UndeclaredNeedError(
             f"{self._analysis} read {what}, which it did not declare.",
             hint=f"Add {declare!r} to its `requires`.",
@@ -114,6 +171,15 @@ class View:
         return name in self._names and name in self._store
 
     def __getitem__(self, name: str) -> xr.DataArray:
+        """Return a declared activation, lazily, or a statistic, over all prompts.
+
+        Raises
+        ------
+        UndeclaredNeedError
+            If it was not declared.
+        NeedError
+            If the store does not hold it.
+        """
         self.check(name)
         return self._store[name]
 
@@ -123,7 +189,13 @@ class View:
             yield UnitView(unit, self)
 
     def attention(self, layer: int) -> Attention:
-        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``."""
+        """Return the attention of one layer over ``[prompt, head, query_pos, key_pos]``.
+
+        Parameters
+        ----------
+        layer : int
+            The layer's number in the model.
+        """
         self.check("pattern")
         return self._store.attention(layer)
 
@@ -143,7 +215,13 @@ class View:
         return self._store.vocabulary
 
     def token_strings(self, prompt: int) -> list[str]:
-        """Return the literal text of one prompt's tokens."""
+        """Return the literal text of one prompt's tokens.
+
+        Parameters
+        ----------
+        prompt : int
+            Its place along ``prompt``.
+        """
         return self._store.token_strings(prompt)
 
     @property
@@ -153,7 +231,11 @@ class View:
 
     @property
     def manifest(self) -> Any:
-        """The store's manifest."""
+        """What the store says of itself (:class:`attnlens.store.schema.Manifest`).
+
+        ``manifest.activations`` has the layers, heads, positions and dtype of each activation,
+        ``manifest.prompts`` their number and origin, ``manifest.corpus`` the corpus.
+        """
         return self._store.manifest
 
     @property
@@ -194,27 +276,31 @@ class View:
     def twins(self) -> list[View]:
         """The same needs, met on models of the same configuration with fresh random weights.
 
-        None where the run was asked to make none; then nothing can be judged by chance.
+        An empty list where the run was asked to make none (``--twins 0``); then nothing can be
+        judged by chance.
         """
         if not self._has("twin"):
             raise self._refuse("the twins", "twin")
-        return [
-            View(twin, self._needs, analysis=self._analysis, corpus=self._corpus)
-            for twin in self._store.twins
-        ]
+        return [self._beside(twin, corpus=self._corpus) for twin in self._store.twins]
 
     def corpus(self, name: str) -> View:
-        """Return the view of another corpus that was declared with ``"NEED@corpus"``."""
+        """Return the view of another corpus that was declared with ``"NEED@corpus"``.
+
+        Parameters
+        ----------
+        name : str
+            For example ``"repeated-random"``.
+        """
         if not any(n.corpus == name for n in self._needs):
             raise self._refuse(f"the corpus {name!r}", f"pattern@{name}")
-        return View(
-            self._store.corpus(name),
-            self._needs,
-            analysis=self._analysis,
-            results=self._results,
-            model=self._model,
-            corpus=name,
+        return self._beside(
+            self._store.corpus(name), results=self._results, model=self._model, corpus=name
         )
+
+    def _beside(self, store: Store, **given: Any) -> View:
+        other = View(store, self._needs, analysis=self._analysis, **given)
+        other.refused = self.refused
+        return other
 
 
 def missing(store: Store, needs: Iterable[Need]) -> list[str]:

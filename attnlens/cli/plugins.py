@@ -77,16 +77,40 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="The analysis's name, or distribution:name.",
+            help="Its name, or distribution:name.",
             autocompletion=options.complete_plugins,
         ),
     ],
     debug: options.Debug = False,
 ) -> None:
-    """Explain one analysis: what it does, what it reads, its options, figures and tables."""
-    from attnlens.plugins import discover, enabled, find, load_analysis
+    """Explain an analysis: what it does, reads and draws, and its options; or an observer."""
+    from attnlens.hookspecs import OBSERVERS
+    from attnlens.plugins import discover, enabled, find
 
-    plugin = find(name, enabled(discover()))
+    analyses, observers = enabled(discover()), enabled(discover(OBSERVERS))
+    observes = any(name in (p.name, p.qualified) for p in observers)
+    if observes and not any(name in (p.name, p.qualified) for p in analyses):
+        _show_observer(find(name, observers))
+    else:
+        _show_analysis(find(name, analyses))
+
+
+def _show_observer(plugin: Any) -> None:
+    from attnlens.plugins import load_observer
+
+    manager = load_observer(plugin)
+    (module,) = manager.get_plugins()
+    typer.echo(f"{plugin.name} ({plugin.distribution} {plugin.version}), an observer\n")
+    if module.__doc__:
+        typer.echo(inspect.cleandoc(module.__doc__) + "\n")
+    hooks = [caller.name for caller in manager.get_hookcallers(module) or ()]
+    typer.echo("It is told about every run, through " + (", ".join(hooks) or "no hook") + ".")
+    typer.echo(f"Leave it out with --no-plugin {plugin.name}.")
+
+
+def _show_analysis(plugin: Any) -> None:
+    from attnlens.plugins import load_analysis
+
     kind = load_analysis(plugin)
     typer.echo(f"{plugin.name} ({plugin.distribution} {plugin.version})\n")
     if kind.__doc__:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import keyword
-import re
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
+from attnlens.contract import is_name
 from attnlens.errors import OutputError, UsageError
 
 _TEMPLATES: dict[str, str] = {
@@ -139,8 +140,7 @@ def test_attention_on_one_token_is_fully_concentrated():
 ''',
     "README.md": """# attnlens-@NAME@
 
-An analysis for [attnlens](https://pypi.org/project/attnlens): how concentrated each head's
-attention is.
+An analysis for attnlens: how concentrated each head's attention is.
 
 ```sh
 pip install -e ".[dev]"
@@ -162,7 +162,9 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: ${{ matrix.python }}
-      - run: pip install -e ".[dev]"
+      # attnlens comes from PyPI. For another one, such as a version that is not published yet, set
+      # the repository's variable ATTNLENS to what pip should install: "git+https://...", a URL.
+      - run: pip install "${{ vars.ATTNLENS || 'attnlens' }}" -e ".[dev]"
       - run: attnlens plugins --check
       - run: pytest
 """,
@@ -188,22 +190,29 @@ def write_package(name: str, parent: Path) -> Path:
     Raises
     ------
     UsageError
-        If the name cannot be one.
+        If the name cannot be one, or its module is installed already.
     OutputError
         If the folder is there already.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or keyword.iskeyword(name):
+    module = f"attnlens_{name.replace('-', '_')}"
+    class_name = "".join(part.capitalize() for part in name.split("-"))
+    if not is_name(name) or keyword.iskeyword(class_name):
         raise UsageError(
             f"{name!r} cannot be the name of an analysis.",
             hint="Use lower-case letters, digits and hyphens, as in head-distance.",
+        )
+    if find_spec(module) is not None:
+        raise UsageError(
+            f"The package for {name!r} would hide the installed module {module}.",
+            hint="Choose another name for yours.",
         )
     folder = parent / f"attnlens-{name}"
     if folder.exists():
         raise OutputError(f"{folder} is there already.", hint="Choose another name or folder.")
     words = {
         "@NAME@": name,
-        "@MODULE@": f"attnlens_{name.replace('-', '_')}",
-        "@CLASS@": "".join(part.capitalize() for part in name.split("-")),
+        "@MODULE@": module,
+        "@CLASS@": class_name,
         "@VERSION@": version("attnlens"),
     }
     for path, content in _TEMPLATES.items():

@@ -190,6 +190,23 @@ def new_figure(width: float = 7.2, height: float = 4.2) -> Figure:
 
 
 @styled
+def is_blank(figure: Figure) -> bool:
+    """Return whether nothing was drawn on a figure: no data and no words, at most empty axes.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    """
+    parts: list[FigureBase] = [figure]
+    for part in parts:
+        parts += part.subfigs
+    beside = any(
+        p.texts or p.lines or p.patches or p.images or p.legends or p.artists for p in parts
+    )
+    inside = any(ax.has_data() or ax.texts or ax.tables or ax.artists for ax in figure.axes)
+    return not (beside or inside)
+
+
 def save_figure(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     """Write a figure as ``NAME.png`` and ``NAME.svg``.
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import Field, field_validator
 
 import attnlens
 from attnlens.errors import OptionError
@@ -70,6 +70,51 @@ def test_a_bad_value_is_refused_with_what_the_option_is(value: str) -> None:
 def test_bounds_are_kept() -> None:
     with pytest.raises(OptionError, match=r"share"):
         Sized.read({"share": "1.5"})
+
+
+class Worded(attnlens.Options):
+    flag: bool = False
+    count: int = 1
+    rank: int | Literal["auto"] = "auto"
+    share: float = Field(0.5, gt=0, le=1)
+    mode: Literal["fast", "exact"] = "fast"
+    numbers: tuple[int, ...] = ()
+    pair: tuple[int, ...] = Field((1, 2), min_length=2)
+    word: str = Field("a", pattern="^[a-z]+$")
+    even: int = 2
+
+    @field_validator("even")
+    @classmethod
+    def _even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError(f"{value} is odd")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("flag", "maybe", "write true or false"),
+        ("flag", 7, "write true or false"),
+        ("count", "many", "write a whole number"),
+        ("count", 1.5, "write a whole number"),
+        ("rank", "many", "write a whole number or 'auto'"),
+        ("share", "half", "write a number"),
+        ("share", "0", "write a number above 0.0"),
+        ("share", "1.5", "write a number of at most 1.0"),
+        ("mode", "slow", "write 'fast' or 'exact'"),
+        ("numbers", "1,b,c", "write a whole number"),
+        ("numbers", 3, "write values separated by commas"),
+        ("pair", "1", "write 2 values or more"),
+        ("word", "A", "write text of the form ^[a-z]+$"),
+        ("word", 3, "write text"),
+        ("even", "3", "3 is odd"),
+    ],
+)
+def test_what_is_wrong_is_said_in_plain_words(name: str, value: object, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Worded.read({name: value}, prefix="one")
+    assert str(caught.value).splitlines()[0] == f"one.{name}={value!r} is not valid: {said}."
 
 
 def test_assignments_name_plugin_option_and_value() -> None:
