@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from attnlens.figures.tokens import visible_token
-from attnlens.report.wording import clean, number
+from attnlens.wording import clean, number
 
 # A vector figure is sharp at every size, so it is taken while it is small; past this, the smaller.
 _SMALL_SVG = 120_000

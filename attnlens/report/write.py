@@ -24,7 +24,7 @@ from attnlens.report.parts import (
     read_image,
     read_table,
 )
-from attnlens.report.wording import clean, describe, duration, exact, facts, heading, shell
+from attnlens.wording import beside, clean, describe, duration, exact, facts, heading, shell
 
 SCHEMA = "attnlens-run/1"
 
@@ -197,14 +197,7 @@ def _finding(finding: dict[str, Any], anchors: Mapping[str, str]) -> dict[str, A
         "text": str(finding.get("text", "")),
         "analysis": analysis,
         "anchor": anchors.get(analysis, ""),
-        "rows": [
-            (
-                str(key).replace("_", " "),
-                describe(evidence[key]) if key in evidence else "",
-                describe(null[key]) if key in null else "",
-            )
-            for key in {**evidence, **null}
-        ],
+        "rows": beside(evidence, null),
         "has_null": bool(null),
     }
 

@@ -186,7 +186,8 @@ def test_a_finding_has_a_short_heading_and_its_sentence_below(page: Page) -> Non
 
 def test_what_was_captured_is_told_and_not_dumped(bare_run: Path) -> None:
     store = {"where": "", "activations": {"z": "float16"}, "derived": ["pattern"],
-             "statistics": ["pattern.entropy"], "weights": True, "prompts": 4, "longest": 32}  # fmt: skip
+             "statistics": ["pattern.entropy"], "weights": True, "prompts": 4,
+             "longest": 32}  # fmt: skip
     twin = {**store, "where": "twins/000", "weights": False}
     plan = {"stores": [store, twin], "disk_bytes": 73400320, "free_disk": 69411418112}
     text = change(bare_run, lambda run: run.update(plan=plan)).text

@@ -1,4 +1,4 @@
-"""Numbers, lists and texts as the report writes them."""
+"""Numbers, lists and texts as reports and notebooks write them."""
 
 from __future__ import annotations
 
@@ -87,6 +87,28 @@ def describe(value: Any) -> str:
     return str(value)
 
 
+def beside(evidence: Mapping[str, Any], null: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Set what was measured beside what it is by chance.
+
+    Parameters
+    ----------
+    evidence, null : mapping
+
+    Returns
+    -------
+    list of (str, str, str)
+        Name, value and value by chance; empty where there is none.
+    """
+    return [
+        (
+            str(key).replace("_", " "),
+            describe(evidence[key]) if key in evidence else "",
+            describe(null[key]) if key in null else "",
+        )
+        for key in {**evidence, **null}
+    ]
+
+
 def exact(value: Any) -> str:
     """Write an option or a fact so that it can be given again: no digit is lost.
 
@@ -110,7 +132,7 @@ def exact(value: Any) -> str:
 
 
 def shell(words: Sequence[str]) -> str:
-    """Write a command so that what is read is what a shell gets, whatever it holds.
+    r"""Write a command so that what is read is what a shell gets, whatever it holds.
 
     Parameters
     ----------
@@ -119,7 +141,7 @@ def shell(words: Sequence[str]) -> str:
     Returns
     -------
     str
-        Words with invisible characters in the form ``$'\\u202e'``, which bash and zsh read.
+        Words with invisible characters in the form ``$'\u202e'``, which bash and zsh read.
     """
     return " ".join(
         shlex.quote(word) if clean(word) == word else f"$'{''.join(map(_escaped, word))}'"
