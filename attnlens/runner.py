@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from attnlens.models import Model
     from attnlens.plan import Plan
 
-#: Distributions whose versions a run records.
+#: Distributions whose versions a run records, and `attnlens doctor` shows.
 _RECORDED = (
     "attnlens", "torch", "transformers", "transformer-lens", "numpy", "scipy", "scikit-learn",
-    "tensorly", "xarray", "zarr", "matplotlib", "pluggy",
+    "tensorly", "umap-learn", "xarray", "zarr", "pandas", "datasets", "safetensors",
+    "huggingface-hub", "matplotlib", "pluggy", "pydantic", "typer",
 )  # fmt: skip
 
 
