@@ -17,6 +17,7 @@ from attnlens.errors import BrokenPluginError, NeedError, OptionError, ResultErr
 from attnlens.hookspecs import API_VERSION
 from attnlens.needs import Need
 from attnlens.options import Options, complaints
+from attnlens.wording import beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +85,19 @@ class Finding(_Handed):
 
     def _repr_html_(self) -> str:
         mark = "✓" if self.holds else "–"
+        rows = "".join(
+            f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value or '–')}</td>"
+            f"<td>{escape(chance or '–')}</td></tr>"
+            for name, value, chance in beside(self.evidence, self.null)
+        )
+        numbers = (
+            "<table style='text-align:left'><thead><tr><th scope='col'></th>"
+            "<th scope='col'>this model</th><th scope='col'>by chance</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
         return (
             f"<div>{mark} <code>{escape(self.analysis)} {escape(self.claim)}</code> "
-            f"{escape(self.text)}</div>"
+            f"{escape(self.text)}{numbers if rows else ''}</div>"
         )
 
     @pydantic.field_validator("evidence", "null", mode="before")

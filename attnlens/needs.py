@@ -14,11 +14,43 @@ Kind = Literal["activation", "statistic", "weights", "model", "analysis", "twin"
 #: Kinds of which there are many.
 _NAMED: Final = ("activation", "statistic")
 
-#: Names of the built-in statistics (their classes live in :mod:`attnlens.statistics`).
-BUILTIN_STATISTICS = frozenset(
-    {f"pattern.{s}" for s in ("entropy", "entropy_share", "max", "received", "by_offset")}
-    | {f"{x}.{s}" for x in ("q", "k", "v", "z") for s in ("mean", "second_moment")}
-)
+_ROWS: Final = ("prompt", "layer", "head")
+_VECTORS: Final = {"q": "head", "k": "kv_head", "v": "kv_head", "z": "head"}
+
+#: The built-in statistics: their dimensions, and what they are. Their classes live in
+#: :mod:`attnlens.statistics`, which loads torch.
+STATISTICS_DESCRIBED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "pattern.entropy": (
+        _ROWS, "Shannon entropy of attention, mean over query rows, in nats."
+    ),
+    "pattern.entropy_share": (
+        _ROWS, "Each row's entropy over ln(visible keys), mean over the rows that see two keys or "
+        "more."
+    ),
+    "pattern.max": (_ROWS, "Largest weight of each row, mean over query rows."),
+    "pattern.received": (
+        ("layer", "head", "key_pos"),
+        "Mean weight that a key gets from the queries that can see it.",
+    ),
+    "pattern.by_offset": (
+        ("layer", "head", "offset"),
+        "Mean weight at distance query - key, over the rows that have a key at that distance.",
+    ),
+    **{
+        f"{of}.mean": (("layer", head, "d_head"), f"Mean vector of a head, per token. Of {of}.")
+        for of, head in _VECTORS.items()
+    },
+    **{
+        f"{of}.second_moment": (
+            ("layer", head, "d_head", "d_head_2"),
+            f"Uncentred second moment of a head's vectors, per token. Of {of}.",
+        )
+        for of, head in _VECTORS.items()
+    },
+}  # fmt: skip
+
+#: Names of the built-in statistics.
+BUILTIN_STATISTICS = frozenset(STATISTICS_DESCRIBED)
 
 
 @dataclass(frozen=True)

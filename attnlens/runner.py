@@ -21,6 +21,7 @@ from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
 from attnlens.progress import Progress, Silent
 from attnlens.report import write_report
+from attnlens.reproducing import again
 from attnlens.runs import Run
 from attnlens.selection import Selected, default_names, select
 from attnlens.store import Store, open_store
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from attnlens.models import Model
     from attnlens.plan import Plan
 
-#: Distributions whose versions a run records.
+#: Distributions whose versions a run records, and `attnlens doctor` shows.
 _RECORDED = (
     "attnlens", "torch", "transformers", "transformer-lens", "numpy", "scipy", "scikit-learn",
-    "tensorly", "xarray", "zarr", "matplotlib", "pluggy",
+    "tensorly", "umap-learn", "xarray", "zarr", "pandas", "datasets", "safetensors",
+    "huggingface-hub", "matplotlib", "pluggy", "pydantic", "typer",
 )  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def run(
     revision, device, dtype, device_map, trust_remote_code
         Passed on to the model's loading.
     command : sequence of str
-        The command line, for the report.
+        The command line, for the report; without one, the command or the call that does the same.
     progress : Progress, optional
         Told how far the work is.
     on_plan : callable, optional
@@ -139,6 +141,7 @@ def run(
     """
     from attnlens.recorder import record as record_store
 
+    given = {**locals()}
     started = time.perf_counter()
     progress = progress or Silent()
     disabled = tuple(disabled)
@@ -153,6 +156,7 @@ def run(
         dtypes=dtypes or {},
         lean=lean,
     )
+    said = {"command": list(command)} if command else again(run, given)
     observers = Observers(disabled)
     folder = prepare(
         Path(out) if out is not None else new_folder(model), overwrite=overwrite, resume=resume
@@ -186,7 +190,7 @@ def run(
         folder / STORE,
         seed=seed,
         resume=resume and (folder / STORE).exists(),
-        command=command,
+        command=said["command"] or [said["call"]],
         progress=progress,
         statistics=prepared.statistics,
     )
@@ -196,7 +200,7 @@ def run(
         prepared.selected,
         folder,
         base={
-            "command": list(command),
+            **said,
             "store": STORE,
             "plan": plan.to_json(),
             "notes": list(dict.fromkeys(notes)),
@@ -237,6 +241,7 @@ def analyze(
     StoreError
         If the store is unfinished, damaged or of another version.
     """
+    given = {**locals()}
     disabled = tuple(disabled)
     selected = select(plugins or default_names(disabled), options, disabled)
     own_statistics = {s.name: s for one in selected for s in one.analysis.statistics}
@@ -253,7 +258,7 @@ def analyze(
         selected,
         folder,
         base={
-            "command": list(command),
+            **({"command": list(command)} if command else again(analyze, given)),
             "store": str(store.path.resolve()) if store.path else "",
             "plan": {},
             "notes": [],

@@ -7,6 +7,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import xarray as xr
 
@@ -134,10 +135,28 @@ class Run(Mapping[str, xr.Dataset]):
         model = escape(str(self.record["model"].get("name", "")))
         return (
             f"<div><strong>Run of {model}</strong> "
-            f"<code>{escape(str(self.path))}</code>"
+            f"<code>{escape(str(self.path))}</code>: "
+            f"<a href='{escape(self._address())}' target='_blank'>{REPORT}</a>"
             f"<table><thead><tr><th></th><th>analysis</th><th>finding</th></tr></thead>"
-            f"<tbody>{failed}{rows}</tbody></table></div>"
+            f"<tbody>{failed}{rows}</tbody></table>{self._contents()}</div>"
         )
+
+    def _address(self) -> str:
+        """Return the report's address, as seen from a notebook in the working directory."""
+        report, here = self.report.resolve(), Path.cwd()
+        if report.is_relative_to(here):
+            return quote(report.relative_to(here).as_posix())
+        return report.as_uri()
+
+    def _contents(self) -> str:
+        """List what ``run[...]``, ``run.figures[...]`` and ``run.tables[...]`` give."""
+        kinds = {"run": self, "run.figures": self.figures, "run.tables": self.tables}
+        rows = "".join(
+            f"<tr><th scope='row'><code>{of}[...]</code></th><td style='text-align:left'>"
+            f"{', '.join(f'<code>{escape(name)}</code>' for name in names) or 'none'}</td></tr>"
+            for of, names in kinds.items()
+        )
+        return f"<table><tbody>{rows}</tbody></table>"
 
 
 class _Drawn(Mapping[str, Any]):

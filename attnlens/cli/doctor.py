@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +59,11 @@ def command(debug: options.Debug = False) -> None:
 
 def diagnose() -> Iterator[Diagnosis]:
     """Look at everything, each apart from the others."""
-    for look in (_python, _versions, _devices, _memory, _folders, _hub, _plugins, _self_test):
+    # Whatever else loads matplotlib, it is heard first.
+    looks = (
+        _python, _figures, _versions, _devices, _memory, _folders, _hub, _plugins, _self_test,
+    )  # fmt: skip
+    for look in looks:
         try:
             yield from look()
         except Exception as error:
@@ -72,6 +78,27 @@ def _python() -> Iterator[Diagnosis]:
         f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "" if fits else "attnlens needs Python 3.11 or newer.",
     )
+
+
+def _figures() -> Iterator[Diagnosis]:
+    """Hear what matplotlib says of its folder, which it would write past this table."""
+    log, heard = logging.getLogger("matplotlib"), BufferingHandler(capacity=100)
+    log.addHandler(heard)
+    try:
+        import matplotlib
+
+        folder = matplotlib.get_configdir()
+        matplotlib.get_cachedir()
+    finally:
+        log.removeHandler(heard)
+    if heard.buffer:
+        wanted = os.environ.get("MPLCONFIGDIR") or "matplotlib's folder"
+        yield Diagnosis(
+            "figures", "note", f"{wanted} cannot be written; {folder} serves for now",
+            "Set MPLCONFIGDIR to a writable folder: matplotlib lists the fonts anew each time.",
+        )  # fmt: skip
+    else:
+        yield Diagnosis("figures", "ok", f"matplotlib keeps its fonts in {folder}")
 
 
 def _versions() -> Iterator[Diagnosis]:
@@ -108,14 +135,24 @@ def _memory() -> Iterator[Diagnosis]:
 def _folders() -> Iterator[Diagnosis]:
     places = {"this folder": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     for what, place in places.items():
-        try:
-            with tempfile.TemporaryFile(dir=place):
-                pass
-        except OSError as error:
+        reason = _unwritable(place)
+        if reason:
             advice = "Use --out." if what == "this folder" else "Set TMPDIR to a writable folder."
-            yield Diagnosis(what, "problem", f"{place}: {error.strerror}", advice)
+            yield Diagnosis(what, "problem", f"{place}: {reason}", advice)
         else:
             yield Diagnosis(what, "ok", f"{place} can be written")
+
+
+def _unwritable(folder: Path) -> str:
+    """Say why nothing can be written in a folder, which need not be there yet; "" if it can."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _hub() -> Iterator[Diagnosis]:
@@ -123,7 +160,13 @@ def _hub() -> Iterator[Diagnosis]:
 
     cache = Path(constants.HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
-    yield Diagnosis("hub cache", "ok", f"{cache}: {models} models")
+    reason = _unwritable(cache)
+    yield Diagnosis(
+        "hub cache",
+        "note" if reason else "ok",
+        f"{cache}: {models} models" + (f"; it cannot be written: {reason}" if reason else ""),
+        "No model can be downloaded: set HF_HOME to a writable folder." if reason else "",
+    )
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE"):
         yield Diagnosis(
             "hub", "note", "offline by HF_HUB_OFFLINE",

@@ -17,13 +17,14 @@ from typing import Any
 from urllib.parse import quote
 
 from attnlens.figures.tokens import visible_token
-from attnlens.report.wording import clean, number
+from attnlens.wording import clean, number
 
 # A vector figure is sharp at every size, so it is taken while it is small; past this, the smaller.
 _SMALL_SVG = 120_000
 _BUDGET = 3_300_000  # bytes of all figures before base64, which adds a third
 _MOST_ROWS = 500
 _MOST_TOKENS = 4_000
+_SENTENCE = 24  # characters; longer cells need room beside others
 LEVELS = 10  # shades of a highlight, each way
 
 
@@ -73,6 +74,7 @@ class Table:
 
     columns: list[str]
     numeric: list[bool]
+    wordy: list[bool]  # holds whole sentences
     rows: list[list[Cell]]
     total: int
     link: str
@@ -167,7 +169,9 @@ def read_table(folder: Path, table: dict[str, Any]) -> Table:
         [_cell(row[j], numeric=numeric[j], decimals=decimals[j]) for j in range(width)]
         for row in body[:_MOST_ROWS]
     ]
-    return Table([str(clean(c)) for c in columns], numeric, shown, len(body), link(table["csv"]))
+    wordy = [any(len(row[j].text) > _SENTENCE for row in shown) for j in range(width)]
+    names = [str(clean(c)) for c in columns]
+    return Table(names, numeric, wordy, shown, len(body), link(table["csv"]))
 
 
 def read_highlight(folder: Path, highlight: dict[str, Any]) -> tuple[list[Line], bool]:

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.resources import files
@@ -25,7 +24,7 @@ from attnlens.report.parts import (
     read_image,
     read_table,
 )
-from attnlens.report.wording import clean, describe, duration, exact, facts
+from attnlens.wording import beside, clean, describe, duration, exact, facts, heading, shell
 
 SCHEMA = "attnlens-run/1"
 
@@ -110,6 +109,7 @@ def _view(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Gather everything that the template shows, with nothing left to be missing."""
     names = [str(a.get("name", "?")) for a in run.get("analyses") or []]
     original = run.get("analyses") or []
+    command = shell(run.get("command") or [])
     run = clean(run)
     images: list[Image] = []
     analyses = [
@@ -130,12 +130,13 @@ def _view(run: dict[str, Any], folder: Path) -> dict[str, Any]:
         "failed": [a for a in analyses if a["status"] == "failed"],
         "notes": [str(n) for n in run.get("notes") or []],
         "analyses": analyses,
-        "command": shlex.join(str(c) for c in run.get("command") or []),
+        "command": command,
+        "call": str(run.get("call") or ""),
         "provenance": [
             ("Run", _run_facts(run)),
             ("Model", facts(model, leave=("config", "windows", "scales"))),
             ("Prompts", facts(corpus)),
-            ("Captured", facts(run.get("plan") or {})),
+            ("Captured", _captured(run.get("plan") or {})),
             ("Versions", facts(run.get("versions") or {})),
         ],
         "config": json.dumps(model["config"], indent=2, ensure_ascii=False, default=str)
@@ -191,18 +192,12 @@ def _finding(finding: dict[str, Any], anchors: Mapping[str, str]) -> dict[str, A
     analysis = str(finding.get("analysis", ""))
     return {
         "claim": str(finding.get("claim", "")),
+        "heading": heading(str(finding.get("claim") or "claim")),
         "holds": bool(finding.get("holds")),
         "text": str(finding.get("text", "")),
         "analysis": analysis,
         "anchor": anchors.get(analysis, ""),
-        "rows": [
-            (
-                str(key).replace("_", " "),
-                describe(evidence[key]) if key in evidence else "",
-                describe(null[key]) if key in null else "",
-            )
-            for key in {**evidence, **null}
-        ],
+        "rows": beside(evidence, null),
         "has_null": bool(null),
     }
 
@@ -235,6 +230,28 @@ def _run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("store", describe(run.get("store"))),
         ("attnlens", describe(run.get("attnlens"))),
     ]
+
+
+def _captured(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say what each store was planned to hold; what was free on the machine decides nothing."""
+    rows = [
+        (str(store.get("where") or "store"), _held(store))
+        for store in plan.get("stores") or []
+        if isinstance(store, Mapping)
+    ]
+    return rows + facts(plan, leave=("stores", "notes", "free_disk", "free_memory"))
+
+
+def _held(store: Mapping[str, Any]) -> str:
+    derived = store.get("derived") or []
+    parts = [
+        ", ".join(f"{name} ({dtype})" for name, dtype in (store.get("activations") or {}).items()),
+        f"{', '.join(derived)} from q_rot and k_rot" if derived else "",
+        ", ".join(store.get("statistics") or []),
+        "weights" if store.get("weights") else "",
+    ]
+    prompts = f"{store.get('prompts')} x {store.get('longest')} tokens"
+    return f"{prompts}: {'; '.join(part for part in parts if part) or 'tokens alone'}"
 
 
 def _when(text: str) -> str:

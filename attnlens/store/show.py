@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlens.activations import ACTIVATIONS
+from attnlens.needs import STATISTICS_DESCRIBED
 from attnlens.store.schema import UNITS, Manifest, load_manifest
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _span(manifest: Manifest) -> str:
 def _rows(store: Store) -> list[tuple[str, str, str, str]]:
     """Return (name, kind, size, what) of everything that the store gives."""
     rows = []
+    known = _sizes(store)
     for name in store.names():
         if name in ACTIVATIONS:
             array = store.lazy(name)
@@ -91,8 +93,35 @@ def _rows(store: Store) -> list[tuple[str, str, str, str]]:
         else:
             stored = name in store.manifest.statistics or name in store._given
             kind = "statistic" if stored else "statistic, computed on reading"
-            rows.append((name, kind, "", ""))
+            dims, what = _statistic(store, name)
+            size = ", ".join(f"{d} {known[d]}" if d in known else d for d in dims)
+            rows.append((name, kind, size, what))
     return rows
+
+
+def _statistic(store: Store, name: str) -> tuple[tuple[str, ...], str]:
+    """Return a statistic's dimensions, and what it is."""
+    if name in STATISTICS_DESCRIBED:
+        return STATISTICS_DESCRIBED[name]
+    own = store._own_statistics.get(name)
+    if own is None:
+        return tuple(map(str, store._given[name].dims)) if name in store._given else (), ""
+    return own.dims, " ".join((own.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _sizes(store: Store) -> dict[str, int]:
+    """Return the sizes of dimensions that are known without reading a statistic."""
+    manifest = store.manifest
+    sizes = {"prompt": manifest.prompts.n}
+    for name in manifest.activations:
+        sizes |= dict(zip(ACTIVATIONS[name].dims, store.lazy(name).shape, strict=True))
+    for dim, fact in (("layer", "n_layers"), ("head", "n_heads"), ("d_head", "d_head")):
+        if fact in manifest.model:
+            sizes[dim] = int(manifest.model[fact])
+    for dim, chosen in (("layer", manifest.layers), ("head", manifest.heads)):
+        if chosen is not None:
+            sizes[dim] = len(chosen)
+    return sizes | ({"d_head_2": sizes["d_head"]} if "d_head" in sizes else {})
 
 
 def readable(size: float) -> str:

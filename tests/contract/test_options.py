@@ -143,3 +143,14 @@ def test_a_finding_shows_itself_escaped_in_a_notebook() -> None:
     finding = attnlens.Finding(claim="x", holds=True, text="<script>alert(1)</script>")
     assert "<script>" not in finding._repr_html_()
     assert "✓" in finding._repr_html_()
+    assert "<table" not in finding._repr_html_()
+
+
+def test_a_finding_shows_its_numbers_beside_those_of_chance() -> None:
+    finding = attnlens.Finding(
+        claim="x", holds=True, text="t", evidence={"mean_share": 0.51234567, "heads": ["0.1<"]},
+        null={"mean_share": 1.5e-7},
+    )  # fmt: skip
+    shown = finding._repr_html_()
+    assert "<th scope='row'>mean share</th><td>0.5123</td><td>1.5\u00a0×\u00a010⁻⁷</td>" in shown
+    assert "<th scope='row'>heads</th><td>0.1&lt;</td><td>–</td>" in shown

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chromium_pipe import Chromium, executable
+from conftest import build_run
 
 from attnlens.report import write_report
 
@@ -61,6 +63,48 @@ def test_text_can_be_told_from_its_ground(browser: Chromium, report: Path, dark:
       return worst;
     })()""")
     assert worst[0] >= 4.5, worst
+
+
+def test_no_number_is_broken_on_a_phone(browser: Chromium, tmp_path: Path) -> None:
+    folder = build_run(tmp_path / "run", draw=False)
+    run = json.loads((folder / "run.json").read_text())
+    few, many = [0.00016753, 0.00014891], {f"{i}.{i}": 0.00012345 + i for i in range(9)}
+    own = {"redundant_dimensions": few, "error": 1.234e-7, "values": few}
+    run["findings"][0].update(evidence=own, null={"error": 1.234e-7, "values": many})
+    (folder / "run.json").write_text(json.dumps(run))
+    browser.open(write_report(folder), width=360)
+    assert browser.js("document.documentElement.scrollWidth") <= 360
+    broken = browser.js("""[...document.querySelectorAll('td, .said')].flatMap(cell => {
+      const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+      for (let node; node = walker.nextNode();)
+        for (const m of node.data.matchAll(/[−\\d.]+(\\u00a0×\\u00a010[⁻⁰-⁹¹²³]+)?/g)) {
+          const range = document.createRange();
+          range.setStart(node, m.index);
+          range.setEnd(node, m.index + m[0].length);
+          if (new Set([...range.getClientRects()].map(r => r.top)).size > 1) found.push(m[0]);
+        }
+      return found;
+    })""")
+    assert broken == []
+
+
+def test_a_row_of_sentences_is_lower_than_its_box(browser: Chromium, tmp_path: Path) -> None:
+    folder = build_run(tmp_path / "run", draw=False)
+    columns = [f"c{i}" for i in range(8)]
+    row = ["Heads 0.6 and 0.4, on all tokens alike, write a direction that raises “ God”."] * 8
+    lines = [columns, row, row]
+    table = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+    (folder / "cp/tables/fit.csv").write_text(table, encoding="utf-8")
+    browser.open(write_report(folder), width=360)
+    assert browser.js("document.querySelectorAll('.data')[1].tBodies[0].rows[0].offsetHeight") < 200
+    assert browser.js("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_figures_go_with_the_page(browser: Chromium, report: Path, dark: bool) -> None:
+    browser.open(report, dark=dark)
+    shown = "getComputedStyle(document.querySelector('.paper img')).filter"
+    assert ("invert" in browser.js(shown)) == dark
 
 
 def test_a_figure_enlarges_and_closes_from_the_keyboard(browser: Chromium, report: Path) -> None:

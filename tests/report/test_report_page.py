@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -151,6 +153,59 @@ def test_the_same_numbers_can_be_had_again(page: Page) -> None:
     assert "rank = 4; restarts = 10; nonnegative = true; seed = null" in text
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
+def test_the_command_is_what_a_shell_gets(bare_run: Path) -> None:
+    words = ["attnlens", "a\u202eb'c\\", "\x1b[31m", "\udce9", "plain text", "\U000e0001", "東京"]
+    page = change(bare_run, lambda run: run.update(command=words))
+    (shown,) = re.findall(r'<code id="command">(.*?)</code>', page.source, flags=re.S)
+    line = html.unescape(shown)
+    assert all(c.isprintable() for c in line)
+    said = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line}"],
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8"},
+        check=True,
+    )
+    got = said.stdout.decode("utf-8", "surrogateescape").split("\0")
+    assert got == [*words, ""]
+
+
+def test_a_python_call_stands_where_a_command_would(bare_run: Path) -> None:
+    page = change(bare_run, lambda run: run.update(command=[], call="attnlens.run(model)"))
+    assert '<code id="command">attnlens.run(model)</code>' in page.source
+    assert page.source.count("data-copy=") == 1
+
+
+def test_a_finding_has_a_short_heading_and_its_sentence_below(page: Page) -> None:
+    headings = [data for tag, data in page.content if tag == "h3"]
+    assert headings[:2] == ["Low rank heads", "Attention sink"]
+    assert max(map(len, headings)) < 60
+    texts = [data for tag, data in page.content if tag == "p"]
+    assert any(text.startswith("31 of 144 heads") for text in texts)
+
+
+def test_what_was_captured_is_told_and_not_dumped(bare_run: Path) -> None:
+    store = {"where": "", "activations": {"z": "float16"}, "derived": ["pattern"],
+             "statistics": ["pattern.entropy"], "weights": True, "prompts": 4,
+             "longest": 32}  # fmt: skip
+    twin = {**store, "where": "twins/000", "weights": False}
+    plan = {"stores": [store, twin], "disk_bytes": 73400320, "free_disk": 69411418112}
+    text = change(bare_run, lambda run: run.update(plan=plan)).text
+    held = "4 x 32 tokens: z (float16); pattern from q_rot and k_rot; pattern.entropy"
+    assert f"store {held}; weights twins/000 {held}" in text
+    assert "disk_bytes 70 MiB" in text
+    assert "69411418112" not in text
+
+
+def test_long_rows_of_texts_are_folded_beyond_the_first(bare_run: Path) -> None:
+    row = {"label": "c", "tokens": [" a"], "weights": [1.0]}
+    content = json.dumps({"rows": [row] * 9, "signed": False})
+    (bare_run / "cp/highlights/text.json").write_text(content, encoding="utf-8")
+    source = Page(write_report(bare_run)).source
+    first, _, rest = source.partition("<summary>6 more</summary>")
+    assert (first.count('class="line"'), rest.count('class="line"')) == (3, 6)
+
+
 def test_links_beside_the_report_lead_to_files(page: Page, drawn_run: Path) -> None:
     links = [a["href"] for a in page.all("a") if "download" in a]
     assert len(links) == 2 * 7 + 2
@@ -170,7 +225,7 @@ def test_a_column_of_numbers_stands_in_line(bare_run: Path) -> None:
     (bare_run / "cp/tables/fit.csv").write_text(table, encoding="utf-8")
     page = Page(write_report(bare_run))
     shown = [data for tag, data in page.content if tag == "td"][-12:]
-    assert shown == ["12.50", "−0.2500", "1", "1 × 10⁻⁹", "3.14", "0.1250", "20", "5",
+    assert shown == ["12.50", "−0.2500", "1", "1\u00a0×\u00a010⁻⁹", "3.14", "0.1250", "20", "5",
                      "–", "–", "300", "2"]  # fmt: skip
 
 

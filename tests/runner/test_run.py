@@ -383,6 +383,22 @@ def test_a_run_is_a_mapping_that_says_what_it_lacks(gpt2, tokens, tmp_path) -> N
     assert "<script>" not in again._repr_html_()
 
 
+def test_a_run_in_a_notebook_leads_to_all_that_it_holds(
+    gpt2, tokens, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = attnlens.run(gpt2, [Entropy], corpus=tokens, out="my runs/<a>", twins=0)
+    shown = run._repr_html_()
+    assert "<a href='my%20runs/%3Ca%3E/report.html'" in shown
+    assert "<code>run[...]</code></th><td style='text-align:left'><code>entropy</code>" in shown
+    assert "<code>entropy.grid</code>" in shown
+    assert "<code>run.tables[...]</code></th><td style='text-align:left'>none" in shown
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    far = attnlens.open_run("../my runs/<a>")._repr_html_()
+    assert f"<a href='{(tmp_path / 'my runs').as_uri()}/%3Ca%3E/report.html'" in far
+
+
 def test_a_need_that_exists_nowhere_is_refused_at_once() -> None:
     class Wrong(Entropy):
         name = "wrong"

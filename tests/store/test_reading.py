@@ -129,6 +129,16 @@ def test_every_builtin_statistic_has_its_name_here() -> None:
     assert all(name.partition(".")[0] == kind.of for name, kind in STATISTICS.items())
 
 
+def test_every_builtin_statistic_is_described_as_its_class_is() -> None:
+    from attnlens.needs import STATISTICS_DESCRIBED
+
+    said = {
+        name: (kind.dims, " ".join((kind.__doc__ or "").partition("\n\n")[0].split()))
+        for name, kind in STATISTICS.items()
+    }
+    assert said == STATISTICS_DESCRIBED
+
+
 # ---- attention, results, weights, tokens -----------------------------------------------------
 
 
@@ -254,6 +264,17 @@ def test_html_is_a_labelled_table_and_escaped(tmp_path: Path) -> None:
     assert html.count("<table") == html.count("</table>") == 2
     assert "scope='col'" in html
     assert "head outputs before W_O" in html
+
+
+def test_html_tells_the_size_of_a_statistic_and_what_it_is(store: Store) -> None:
+    html = store._repr_html_()
+    for name in store.names():
+        row = html.partition(f"<code>{name}</code>")[2].partition("</tr>")[0]
+        assert "<td></td>" not in row, name
+    for name in ("pattern.entropy", "z.second_moment"):
+        size = ", ".join(f"{d} {n}" for d, n in store[name].sizes.items())
+        assert f"<td>{size}</td>" in html
+    assert "<td>Shannon entropy of attention, mean over query rows, in nats.</td>" in html
 
 
 def test_store_info_is_plain_data(path: Path) -> None:

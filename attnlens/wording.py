@@ -1,9 +1,10 @@
-"""Numbers, lists and texts as the report writes them."""
+"""Numbers, lists and texts as reports and notebooks write them."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,7 +57,9 @@ def number(value: float) -> str:
         return f"{value:.0f}".replace("-", "−")
     digits, _, power = f"{value:.4g}".partition("e")
     digits = digits.replace("-", "−")
-    return f"{digits} × 10{str(int(power)).translate(_RAISED)}" if power else digits
+    if not power:
+        return digits
+    return f"{digits}\u00a0×\u00a010{str(int(power)).translate(_RAISED)}"  # one word: never broken
 
 
 def describe(value: Any) -> str:
@@ -84,6 +87,28 @@ def describe(value: Any) -> str:
     return str(value)
 
 
+def beside(evidence: Mapping[str, Any], null: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Set what was measured beside what it is by chance.
+
+    Parameters
+    ----------
+    evidence, null : mapping
+
+    Returns
+    -------
+    list of (str, str, str)
+        Name, value and value by chance; empty where there is none.
+    """
+    return [
+        (
+            str(key).replace("_", " "),
+            describe(evidence[key]) if key in evidence else "",
+            describe(null[key]) if key in null else "",
+        )
+        for key in {**evidence, **null}
+    ]
+
+
 def exact(value: Any) -> str:
     """Write an option or a fact so that it can be given again: no digit is lost.
 
@@ -104,6 +129,39 @@ def exact(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shell(words: Sequence[str]) -> str:
+    r"""Write a command so that what is read is what a shell gets, whatever it holds.
+
+    Parameters
+    ----------
+    words : sequence of str
+
+    Returns
+    -------
+    str
+        Words with invisible characters in the form ``$'\u202e'``, which bash and zsh read.
+    """
+    return " ".join(
+        shlex.quote(word) if clean(word) == word else f"$'{''.join(map(_escaped, word))}'"
+        for word in map(str, words)
+    )
+
+
+def heading(claim: str) -> str:
+    """Write a claim's name as a heading: ``certificate.gauge`` as ``Certificate: gauge``.
+
+    Parameters
+    ----------
+    claim : str
+
+    Returns
+    -------
+    str
+    """
+    text = claim.replace(".", ": ").replace("-", " ")
+    return text[:1].upper() + text[1:]
 
 
 def size(n_bytes: float) -> str:
@@ -185,6 +243,18 @@ def _head(item: Any) -> str | None:
     if pair and all(isinstance(n, int) and not isinstance(n, bool) for n in item):
         return f"{item[0]}.{item[1]}"
     return None
+
+
+def _escaped(c: str) -> str:
+    """Write a character as it stands between ``$'`` and ``'``."""
+    point = ord(c)
+    if c in "\\'":
+        return f"\\{c}"
+    if _printable(c) == c:
+        return c
+    if 0xDC80 <= point <= 0xDCFF:  # a byte of the command line that was not UTF-8
+        return f"\\x{point - 0xDC00:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
 def _printable(c: str) -> str:
