@@ -237,8 +237,9 @@ def make_plan(
 
     abilities = abilities or Abilities()
     n_twins = n_twins if twin_requests else 0
-    wanted = [(None, *item) for item in _main_first(model_requests).items()]
-    wanted += [(i, *item) for i in range(n_twins) for item in _main_first(twin_requests).items()]
+    of_model, of_twins = _main_first(model_requests), _main_first(twin_requests)
+    wanted: list[tuple[int | None, str, Request]] = [(None, *item) for item in of_model.items()]
+    wanted += [(twin, *item) for twin in range(n_twins) for item in of_twins.items()]
 
     def planned(lean: Lean) -> tuple[list[StorePlan], list[str]]:
         made = [
