@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnlens.errors import OutputError, UsageError
 from attnlens.folders import prepare
-from attnlens.needs import MAIN
 from attnlens.preparation import Preparation, corpus_of, parse_needs
 from attnlens.progress import Progress
 from attnlens.selection import default_names, select
@@ -114,7 +113,7 @@ def capture_needs(
     )
     on_plan(plan)
     plan.check()
-    for note in (*live.notes, *prompts[MAIN].notes):
+    for note in live.notes:
         progress.note(note)
     return record_store(
         plan,

@@ -114,7 +114,8 @@ class Preparation:
                 available, lean_problem, {n: s.of for n, s in self.statistics.items()}
             ),
         )
-        return replace(plan, notes=(*plan.notes, *self._memory(facts, prompts[MAIN]))), prompts
+        notes = (*prompts[MAIN].notes, *plan.notes, *self._memory(facts, prompts[MAIN]))
+        return replace(plan, notes=notes), prompts
 
     def _memory(self, facts: ModelFacts, own: Prompts) -> list[str]:
         """Tell, for people, what the analyses will hold in memory after the pass."""

@@ -15,7 +15,6 @@ from attnlens.analysis import Analysis, plain
 from attnlens.capturing import load
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, clear, default_folder, prepare, write_json
-from attnlens.needs import MAIN
 from attnlens.plan.derivation import Lean
 from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
@@ -194,7 +193,7 @@ def run(
         progress=progress,
         statistics=prepared.statistics,
     )
-    notes = [*live.notes, *plan.notes, *prompts[MAIN].notes]
+    notes = [*live.notes, *plan.notes]
     return _analyse(
         store,
         prepared.selected,

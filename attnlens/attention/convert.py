@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def to_tensor(value: ArrayLike, last: Sequence[tuple[str, ...]] = ()) -> Tensor:
     if isinstance(value, xr.DataArray):
         value = _ordered(value, last).values
     if not isinstance(value, Tensor):
-        array = np.ascontiguousarray(value)
+        array = np.asarray(value, order="C")  # unlike ascontiguousarray, leaves a number a number
         # torch warns of arrays that it could write to but must not; nothing here writes.
         value = torch.from_numpy(array if array.flags.writeable else array.copy())
     tensor: Tensor = value.detach()
@@ -65,6 +66,34 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def whole_number(value: object, what: str, least: int = 0) -> int:
+    """Return a whole number of at least `least` as an int.
+
+    Raises
+    ------
+    UsageError
+        It is something else; `what` names it.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{what} must be a whole number, not {value!r}.") from None
+    if number < least:
+        raise UsageError(f"{what} must be at least {least}, not {number}.")
+    return number
+
+
+def generator(seed: int) -> torch.Generator:
+    """Return random numbers under a seed.
+
+    Raises
+    ------
+    UsageError
+        The seed is no whole number of at least 0.
+    """
+    return torch.Generator().manual_seed(whole_number(seed, "seed"))
+
+
 def per_prompt(
     value: ArrayLike | None, prompts: tuple[int, ...], n: int, what: str, device: torch.device
 ) -> Tensor | None:
@@ -80,6 +109,8 @@ def per_prompt(
     given = torch.as_tensor(to_tensor(value), device=device)
     if given.is_floating_point() or given.dtype == torch.bool:
         raise UsageError(f"{what} must be whole numbers, not {given.dtype}.")
+    if given.numel() == 1:
+        given = given.reshape(())
     try:
         given = given.to(torch.int64).expand(prompts)
     except RuntimeError:

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlens.attention.convert import ArrayLike, per_prompt, to_float, to_tensor, wide
+from attnlens.attention.convert import (
+    ArrayLike,
+    per_prompt,
+    to_float,
+    to_tensor,
+    whole_number,
+    wide,
+)
 from attnlens.attention.dense import Dense
 from attnlens.attention.factored import Factored
 from attnlens.attention.masks import Mask
@@ -65,6 +72,8 @@ class Attention(Reductions, TokenScores, Spectrum):
         ------
         UsageError
             Shapes that do not fit.
+        NonFiniteError
+            NaN or infinity where a prompt has positions.
         """
         p = to_float(to_tensor(pattern, (_HEAD, *_SQUARE) if _has_head(pattern) else _SQUARE))
         if p.ndim < 2 or p.shape[-1] != p.shape[-2]:
@@ -80,6 +89,7 @@ class Attention(Reductions, TokenScores, Spectrum):
         if real is not None:
             inside = torch.arange(n, device=p.device) < real[:, None]
             p = torch.where((inside[:, :, None] & inside[:, None, :])[:, None], p, 0.0)
+        _check_finite(p)
         if causal is None:
             causal = _is_causal(p)
         return cls(Dense(p, Mask(n, causal, window, lengths=real)), batch)
@@ -135,7 +145,7 @@ class Attention(Reductions, TokenScores, Spectrum):
         """
         q = to_float(to_tensor(q, _vector("head", q)))
         k = to_float(to_tensor(k, _vector("kv_head", k))).to(q.device)
-        batch, n, d = tuple(q.shape[:-2]), q.shape[-2], q.shape[-1]
+        batch = tuple(q.shape[:-2])
         n_heads, kv_heads = (batch[-1], k.shape[-3]) if batch and k.ndim > 2 else (1, 1)
         same = q.ndim == k.ndim and q.shape[-2:] == k.shape[-2:] and batch[:-1] == k.shape[:-3]
         if q.ndim < 2 or not same or n_heads % max(1, kv_heads):
@@ -144,6 +154,7 @@ class Attention(Reductions, TokenScores, Spectrum):
                 hint="They are [..., head, pos, d_head] and [..., kv_head, pos, d_head] with the "
                 "same positions and width, and heads a multiple of key-value heads.",
             )
+        n, d = q.shape[-2:]
         _check_window(window)
         if not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"The score scale must be finite and not 0; it is {scale}.")
@@ -225,8 +236,24 @@ def _has_head(value: Any) -> bool:
 
 
 def _check_window(window: int | None) -> None:
-    if window is not None and window < 1:
-        raise UsageError(f"A window holds at least the query itself: at least 1, not {window}.")
+    if window is not None:
+        whole_number(window, "The window, which holds the query itself,", 1)
+
+
+def _check_finite(pattern: Tensor) -> None:
+    """Look at the sum first, which any NaN or infinity spoils: that takes no memory.
+
+    Raises
+    ------
+    NonFiniteError
+    """
+    if bool(pattern.sum().isfinite()) or bool(pattern.isfinite().all()):
+        return
+    at = [int(i) for i in (~pattern.isfinite()).nonzero()[0]]
+    raise NonFiniteError(
+        f"The pattern holds NaN or infinity, first at [prompt, head, query, key] {at}.",
+        hint="Padding belongs beyond `lengths`; elsewhere the model itself overflowed.",
+    )
 
 
 def _is_causal(pattern: Tensor) -> bool:

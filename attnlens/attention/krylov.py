@@ -335,8 +335,15 @@ def top_share(q: Quadrature, ks: Tensor, power: float) -> tuple[Tensor, Tensor]:
     few = ks < len(known)
     at = ks.clamp_max(len(known) - 1)
     share = torch.where(few, known[at] / total, share)
-    error = torch.where(few, above[at] - known[at], error) / total + share * total_error / total
-    return share.clamp(0.0, 1.0), error
+    error = torch.where(few, above[at] - known[at], error) / total
+    # The next ones are at most the last that was deflated, and at least the mean of what is left.
+    more = ks - at
+    low = (known[-1] + more * (total - known[-1]).clamp_min(0.0) / max(q.rest, 1)) / total
+    high = (above[-1] + more * (above[-1] - above[-2])) / total
+    bounded = torch.where(few, share, share.clamp(low, high.clamp_max(1.0)))
+    most = torch.maximum((bounded - low).abs(), (high.clamp_max(1.0) - bounded).abs())
+    error = torch.where(few, error, error.minimum(most)) + bounded * total_error / total
+    return bounded.clamp(0.0, 1.0), error
 
 
 def _kink(q: Quadrature, power: float, levels: Tensor) -> Tensor:

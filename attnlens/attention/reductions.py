@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlens.attention.base import Base
-from attnlens.attention.convert import ArrayLike, to_tensor
+from attnlens.attention.convert import ArrayLike, to_tensor, whole_number
 from attnlens.attention.results import ByOffset, TopKeys
 from attnlens.errors import UsageError
 
@@ -132,11 +132,10 @@ class Reductions(Base):
         Raises
         ------
         UsageError
-            k is under 1.
+            k is no whole number of at least 1.
         """
-        if k < 1:
-            raise UsageError(f"At least one key must be asked for, not {k}.")
-        weights, keys = self._backing.top_keys(min(k, self.n_positions))
+        count = min(whole_number(k, "The number of keys", 1), self.n_positions)
+        weights, keys = self._backing.top_keys(count)
         rank = torch.arange(weights.shape[-1], device=self.device)
         seen = rank < self._visible[:, None, :, None]
         weights, keys = torch.where(seen, weights, 0.0), torch.where(seen, keys, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from attnlens.attention import krylov
 from attnlens.attention.backing import Backing
 from attnlens.attention.base import Base
+from attnlens.attention.convert import generator, whole_number
 from attnlens.attention.results import SVD, Estimate
-from attnlens.errors import NonFiniteError, UsageError
+from attnlens.errors import UsageError
 
 #: Up to this number of positions the matrix is decomposed whole.
 SMALL = 512
@@ -64,9 +65,7 @@ class Spectrum(Base):
         Raises
         ------
         UsageError
-            The rank is under 1, or `n_iter` negative.
-        NonFiniteError
-            NaN or infinity in the pattern.
+            The rank is no whole number of at least 1, or `n_iter` none of at least 0.
 
         References
         ----------
@@ -74,8 +73,6 @@ class Spectrum(Base):
         approximate singular value decomposition. NeurIPS (2015).
         """
         rank = self._rank(rank)
-        if n_iter < 0:
-            raise UsageError(f"The number of iterations is at least 0, not {n_iter}.")
         wide = self._backing.wide
         if self._whole(rank, n_iter):
             u, s, vt = krylov.decompose(self._dense())
@@ -89,8 +86,7 @@ class Spectrum(Base):
                 self._out(error.clone()),
             )
         found = [
-            krylov.leading(_Head(head), rank, n_iter, torch.Generator().manual_seed(seed))
-            for head in self._each()
+            krylov.leading(_Head(head), rank, n_iter, generator(seed)) for head in self._each()
         ]
         u, v = _fix_signs(torch.stack([t.u for t in found]), torch.stack([t.v for t in found]))
         s = torch.stack([t.s for t in found])
@@ -114,9 +110,8 @@ class Spectrum(Base):
         Raises
         ------
         UsageError
-            k is under 1, or all values were asked of a matrix too large to hold.
-        NonFiniteError
-            NaN or infinity in the pattern.
+            k is no whole number of at least 1, or all values were asked of a matrix too large to
+            hold.
         """
         if k is not None and not self._whole(self._rank(k), n_iter):
             return self.svd(k, n_iter=n_iter, seed=seed).S
@@ -131,7 +126,7 @@ class Spectrum(Base):
                 hint="Ask for the first k, or for sums over all of them with spectral_sum.",
             )
         wide = self._backing.wide
-        values = [krylov.singular_values(_finite(h.dense()).to(wide))[0, 0] for h in self._each()]
+        values = [krylov.singular_values(h.dense().to(wide))[0, 0] for h in self._each()]
         return self._lead(torch.stack(values))[..., :keep]
 
     def stable_rank(self, *, seed: int = 0) -> Tensor:
@@ -154,8 +149,7 @@ class Spectrum(Base):
         else:
             values = []
             for head in self._each():
-                generator = torch.Generator().manual_seed(seed)
-                values.append(krylov.leading(_Head(head), 1, 6, generator).s[0])
+                values.append(krylov.leading(_Head(head), 1, 6, generator(seed)).s[0])
             first = torch.stack(values).view(square.shape)
         return self._out(torch.where(first > 0, square / first**2, math.nan))
 
@@ -250,11 +244,14 @@ class Spectrum(Base):
         Raises
         ------
         UsageError
-            A negative k, or a power that is not positive.
+            `ks` is no sequence of whole numbers of at least 0, or the power is not positive.
         """
-        if any(k < 0 for k in ks) or not power > 0:
-            raise UsageError(f"Energy takes ks of at least 0 and a positive power: {ks}, {power}.")
-        index = torch.tensor([min(int(k), self.n_positions) for k in ks], dtype=torch.int64)
+        if not power > 0:
+            raise UsageError(f"The power must be positive, not {power}.")
+        if not isinstance(ks, Iterable):
+            raise UsageError(f"ks must be a sequence, not {ks!r}.", hint=f"Give [{ks!r}].")
+        counts = [min(whole_number(k, "Each of ks"), self.n_positions) for k in ks]
+        index = torch.tensor(counts, dtype=torch.int64)
         if self.n_positions <= SMALL:
             sums = (self._all_values() ** power).cumsum(-1)
             sums = torch.nn.functional.pad(sums, (1, 0))
@@ -270,17 +267,15 @@ class Spectrum(Base):
     # ---- how --------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> int:
-        if rank < 1:
-            raise UsageError(f"At least one singular value must be asked for, not {rank}.")
-        return min(rank, self.n_positions)
+        return min(whole_number(rank, "The number of singular values", 1), self.n_positions)
 
     def _whole(self, rank: int, n_iter: int) -> bool:
         """Whether to decompose the whole matrix: small, or hardly larger than the Krylov space."""
-        space = (rank + krylov.OVERSAMPLING) * (n_iter + 1)
+        space = (rank + krylov.OVERSAMPLING) * (whole_number(n_iter, "n_iter") + 1)
         return self.n_positions <= max(SMALL, space)
 
     def _dense(self) -> Tensor:
-        return _finite(self._backing.dense()).to(self._backing.wide)
+        return self._backing.dense().to(self._backing.wide)
 
     def _all_values(self) -> Tensor:
         if "singular_values" not in self._cache:
@@ -304,10 +299,9 @@ class Spectrum(Base):
         return Estimate(self._lead(both[:, 0]), self._lead(both[:, 1]))
 
     def _quadratures(self, n_probes: int, n_steps: int, seed: int) -> list[krylov.Quadrature]:
-        if n_probes < 4 or n_steps < 2:
-            raise UsageError(
-                f"An error bar needs at least 4 probes and 2 steps, not {n_probes} and {n_steps}."
-            )
+        # An error bar needs so many.
+        whole_number(n_probes, "n_probes", 4)
+        whole_number(n_steps, "n_steps", 2)
         key = (n_probes, n_steps, seed)
         if key not in self._measures:
             square = self._once("frobenius2").flatten().tolist()
@@ -318,21 +312,11 @@ class Spectrum(Base):
                     n_probes=n_probes,
                     n_steps=n_steps,
                     n_deflate=16,
-                    generator=torch.Generator().manual_seed(seed),
+                    generator=generator(seed),
                 )
                 for head, total in zip(self._each(), square, strict=True)
             ]
         return self._measures[key]
-
-
-def _finite(matrix: Tensor) -> Tensor:
-    if not bool(matrix.isfinite().all()):
-        at = [int(i) for i in (~matrix.isfinite()).nonzero()[0]]
-        raise NonFiniteError(
-            f"The pattern holds NaN or infinity, first at [prompt, head, query, key] {at}.",
-            hint="Singular values exist for finite matrices only; mask padding with `lengths`.",
-        )
-    return matrix
 
 
 def _fix_signs(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -193,8 +193,8 @@ Lean = Annotated[
     bool | None,
     typer.Option(
         "--lean/--no-lean",
-        help="Run the model without attention matrices, as long prompts need; by default from "
-        "1,024 tokens on, where everything can be had without.",
+        help="Run the model without attention matrices, as long prompts need, or refuse a model "
+        "that cannot; by default from 1,024 tokens on, where everything can be had without.",
         rich_help_panel=_CAPTURE,
         show_default=False,
     ),

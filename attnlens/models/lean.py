@@ -24,6 +24,7 @@ from transformers.activations import NewGELUActivation
 from attnlens.errors import CaptureError
 from attnlens.models.facts import ModelFacts
 from attnlens.models.lazyscores import Lazily, LazyMask, LazyScores, LeanError, Rule
+from attnlens.models.quiet import log
 
 _SCORE_HOOKS = ("hook_attn_scores", "hook_pattern")
 
@@ -105,10 +106,12 @@ def find_problem(
     except CaptureError as error:
         cause = error.__cause__
         return str(cause) if isinstance(cause, LeanError) else error.message
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return f"its attention works on the matrix itself ({type(error).__name__}: {error})"
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        log.debug("a lean pass failed", exc_info=True)
+        return "its attention works on the matrix of scores itself"
     if watch.seen:
-        return f"{watch.seen} makes a matrix of all queries and keys"
+        log.debug("in a lean pass, %s made a matrix", watch.seen)
+        return "a step of it makes a matrix of all queries and keys"
     if found.keys() != expected.keys():
         return "some hooks do not fire"
     for name, value in expected.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from attnlens.activations import ACTIVATIONS
-from attnlens.errors import OptionError
+from attnlens.errors import OptionError, UnsupportedModelError
 from attnlens.needs import Request
 from attnlens.store.rules import DERIVED, rule_of
 
@@ -58,12 +58,15 @@ class Choice:
     derived : tuple of str
         What is asked for and computed from ``q_rot`` and ``k_rot`` on reading.
     lean : bool
+    not_lean : str
+        Why prompts that are long enough are not captured lean; empty elsewhere.
     notes : tuple of str
     """
 
     activations: tuple[str, ...]
     derived: tuple[str, ...] = ()
     lean: bool = False
+    not_lean: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -99,6 +102,8 @@ def choose(
     ------
     OptionError
         If lean capture was asked for, and something that cannot be had without matrices too.
+    UnsupportedModelError
+        If lean capture was asked for, and the model cannot run lean.
     """
     asked = tuple(name for name in ACTIVATIONS if name in request.activations)
     if not asked and not request.statistics:
@@ -110,29 +115,35 @@ def choose(
             f"Lean capture makes no attention matrices, but {obstacle}.",
             hint="Leave out lean (--no-lean captures with matrices), or what needs them.",
         )
+    wanted = lean is True or (lean == "auto" and length >= LEAN_LENGTH)
+    tried = abilities.lean_problem
+    not_lean = ""
+    if wanted:
+        not_lean = obstacle or (tried() if tried is not None else None) or ""
+    if lean is True and not_lean:
+        raise UnsupportedModelError(
+            f"{facts.name!r} ({facts.architecture}) cannot run lean: {not_lean}.",
+            hint="Leave out lean (--no-lean captures with matrices).",
+        )
+    leanly = wanted and not not_lean
     notes: list[str] = []
-    leanly = lean is True or (lean == "auto" and length >= LEAN_LENGTH and not obstacle)
-    if leanly and abilities.lean_problem is not None:
-        problem = abilities.lean_problem()
-        if problem is not None:
-            leanly = False
-            notes.append(f"Captured with attention matrices, not lean: {problem}.")
-    elif lean == "auto" and length >= LEAN_LENGTH and obstacle:
-        notes.append(f"Captured with attention matrices, not lean: {obstacle}.")
+    if not_lean:
+        notes.append(f"Captured with attention matrices, not lean: {not_lean}.")
     added = [name for name in _SOURCES if name not in asked]
     smaller = sum(map(size, added)) < sum(map(size, square))
     # Half precision rounds in the model itself: its patterns are not quite what q and k give.
     exact = facts.dtype in ("float32", "float64")
     derive = bool(square) and not obstacle and (leanly or (exact and smaller))
     if leanly:
-        notes.append("Lean: the model runs without attention matrices.")
+        doubt = "" if tried is not None else ", if it can, which is tried when it is loaded"
+        notes.append(f"Lean: the model runs without attention matrices{doubt}.")
     if derive:
         asked = tuple(n for n in ACTIVATIONS if n in {*asked, *_SOURCES} and n not in square)
         notes.append(
             f"{' and '.join(square)}: computed from q_rot and k_rot on reading"
             + ("." if leanly else ", if they agree with what the model gives; else stored.")
         )
-    return Choice(asked, square if derive else (), leanly, tuple(notes))
+    return Choice(asked, square if derive else (), leanly, not_lean, tuple(notes))
 
 
 def _obstacle(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from attnlens.activations import ACTIVATIONS
@@ -93,6 +93,11 @@ def working_bytes(facts: ModelFacts, store: StorePlan) -> int:
     statistics = len(store.statistics) * n_layers * facts.n_heads * per_head * 16
     forward = forward_bytes(facts, store.longest, lean=store.lean)
     return batch * forward + waiting + statistics
+
+
+def peak_bytes(facts: ModelFacts, stores: Sequence[StorePlan], *, twins: bool) -> int:
+    """Estimate the memory at its peak: the weights, a twin's beside them, and one store's work."""
+    return facts.size * (2 if twins else 1) + max(working_bytes(facts, s) for s in stores)
 
 
 def disk_bytes(facts: ModelFacts, store: StorePlan) -> int:

@@ -22,7 +22,7 @@ from attnlens.plan.estimates import (
     disk_bytes,
     layer_bytes,
     on_disk,
-    working_bytes,
+    peak_bytes,
 )
 from attnlens.plan.machine import free_disk, free_memory, readable_bytes
 from attnlens.plan.parts import chosen_indices, chosen_positions, kv_heads
@@ -215,6 +215,8 @@ def make_plan(
     OptionError
         If a layer, head, position, dtype or batch size does not exist, or lean capture cannot
         give what is asked for.
+    UnsupportedModelError
+        If lean capture is asked for and the model, once loaded, cannot run lean.
     NeedError
         If `dtypes` names no activation.
     """
@@ -233,43 +235,42 @@ def make_plan(
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch size {batch_size} is under 1.")
 
-    notes: list[str] = []
-
-    def one(corpus: str, twin: int | None, request: Request) -> StorePlan:
-        made, said = _store_plan(
-            facts,
-            corpus,
-            twin,
-            request,
-            prompts[corpus].by_length(),
-            batch_size=batch_size,
-            layers=chosen_layers,
-            heads=chosen_heads,
-            positions=wanted_positions if corpus == MAIN else None,
-            dtypes=dtypes or {},
-            lean=lean,
-            abilities=abilities or Abilities(),
-        )
-        notes.extend(said)
-        return made
-
-    stores = [one(corpus, None, request) for corpus, request in _main_first(model_requests).items()]
+    abilities = abilities or Abilities()
     n_twins = n_twins if twin_requests else 0
-    for twin in range(n_twins):
-        stores += [
-            one(corpus, twin, request) for corpus, request in _main_first(twin_requests).items()
-        ]
+    of_model, of_twins = _main_first(model_requests), _main_first(twin_requests)
+    wanted: list[tuple[int | None, str, Request]] = [(None, *item) for item in of_model.items()]
+    wanted += [(twin, *item) for twin in range(n_twins) for item in of_twins.items()]
 
-    weights = facts.size
-    resident = weights if facts.weights_hash is not None else 0
-    disk = sum(disk_bytes(facts, store) for store in stores)
+    def planned(lean: Lean) -> tuple[list[StorePlan], list[str]]:
+        made = [
+            _store_plan(
+                facts,
+                corpus,
+                twin,
+                request,
+                prompts[corpus].by_length(),
+                batch_size=batch_size,
+                layers=chosen_layers,
+                heads=chosen_heads,
+                positions=wanted_positions if corpus == MAIN else None,
+                dtypes=dtypes or {},
+                lean=lean,
+                abilities=abilities,
+            )
+            for twin, corpus, request in wanted
+        ]
+        return [store for store, _ in made], [note for _, notes in made for note in notes]
+
+    stores, notes = planned(lean)
+    if lean == "auto" and abilities.lean_problem is None and any(s.lean for s in stores):
+        eager = readable_bytes(peak_bytes(facts, planned(False)[0], twins=n_twins > 0))
+        notes.append(f"If the model cannot run lean, it takes about {eager} of memory.")
     return Plan(
         stores=tuple(stores),
         n_twins=n_twins,
-        disk_bytes=disk,
-        peak_memory_bytes=weights * (2 if n_twins else 1)
-        + max(working_bytes(facts, store) for store in stores),
-        resident_bytes=resident,
+        disk_bytes=sum(disk_bytes(facts, store) for store in stores),
+        peak_memory_bytes=peak_bytes(facts, stores, twins=n_twins > 0),
+        resident_bytes=facts.size if facts.weights_hash is not None else 0,
         free_disk=free_disk(out if out is not None else Path(tempfile.gettempdir())),
         free_memory=free_memory(facts.device or "cpu"),
         notes=tuple(dict.fromkeys([*_notes(facts, stores), *notes])),
@@ -350,6 +351,7 @@ def _store_plan(
         batch_size=batch,
         sizes=sizes,
         lean=choice.lean,
+        not_lean=choice.not_lean,
         captured=asked if choice.derived and not choice.lean else {},
         derived=choice.derived,
     )

@@ -35,6 +35,8 @@ class StorePlan:
         Raw bytes of each activation, and of the weights.
     lean : bool
         Whether the model runs without attention matrices.
+    not_lean : str
+        Why it does not although the prompts are long enough; empty elsewhere.
     captured : dict of str to str
         The activations, with dtypes, that are stored instead if the first batch shows that those
         of `derived` cannot be computed on reading. Empty where nothing is derived, and where
@@ -55,6 +57,7 @@ class StorePlan:
     batch_size: int
     sizes: dict[str, int] = field(default_factory=dict)
     lean: bool = False
+    not_lean: str = ""
     captured: dict[str, str] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
 

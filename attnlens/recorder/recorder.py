@@ -234,6 +234,8 @@ def _manifest(
 
 def _lean_notes(plan: StorePlan) -> list[str]:
     notes = ["captured lean: the model ran without attention matrices"] if plan.lean else []
+    if plan.not_lean:
+        notes.append(f"captured with attention matrices, not lean: {plan.not_lean}")
     if plan.derived:
         notes.append(f"{' and '.join(plan.derived)}: computed from q_rot and k_rot on reading")
     return notes

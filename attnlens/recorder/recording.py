@@ -156,7 +156,7 @@ def capture(
         Whether the model runs without attention matrices, which long prompts need; by default from
         1,024 tokens on, where everything can be had without. ``pattern`` and ``scores`` are then
         computed on reading, from ``q_rot`` and ``k_rot``. A model that cannot run so runs as ever,
-        and a note says why.
+        and a note, which the store keeps, says why; with True it is refused.
     device, dtype, device_map, revision, trust_remote_code : optional
         As :func:`attnlens.models.load_model` takes them.
     resume, overwrite : bool, optional

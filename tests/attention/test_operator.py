@@ -244,6 +244,53 @@ def test_select() -> None:
             a.select(bad)
 
 
+def test_one_number_serves_all_prompts() -> None:
+    for case in (Case(), Case(1, 4, 4)):
+        q, k = (case.q, case.k) if case.q.shape[0] > 1 else (case.q[0], case.k[0])
+        for given_ in ("prefix", "lengths"):
+            wanted = Attention.from_qk(q, k, scale=0.3, **{given_: torch.tensor(3)}).to_dense()
+            for one in (3, np.int64(3), [3], np.array([3])):
+                got = Attention.from_qk(q, k, scale=0.3, **{given_: one}).to_dense()
+                assert torch.equal(got, wanted)
+            with pytest.raises(UsageError, match="found -1 to -1"):
+                Attention.from_qk(q, k, scale=0.3, **{given_: -1})
+        p = Attention.from_qk(q, k, scale=0.3, lengths=3).to_dense()
+        assert torch.equal(Attention.from_pattern(p, lengths=3).to_dense(), p)
+
+
+def test_numbers_that_are_not_whole_are_refused_as_such() -> None:
+    a = Case().attention
+    for call in (
+        lambda: a.energy([2.5]),
+        lambda: a.energy(["2"]),
+        lambda: a.svd(2.5),
+        lambda: a.svd(2, n_iter=1.5),
+        lambda: a.singular_values(2.5),
+        lambda: a.top_keys(2.0),
+        lambda: Attention.from_pattern(a.to_dense(), window=2.5),
+        lambda: Attention.from_qk(Case().q, Case().k, scale=1.0, window="2"),
+    ):
+        with pytest.raises(UsageError, match=r"whole number, not '?2"):
+            call()
+    with pytest.raises(UsageError, match="ks must be a sequence, not 5"):
+        a.energy(5)
+    assert torch.equal(a.top_keys(np.int64(2)).keys, a.top_keys(2).keys)
+
+
+def test_vectors_without_positions_are_refused() -> None:
+    with pytest.raises(UsageError, match="q has shape"):
+        Attention.from_qk(torch.ones(4), torch.ones(4), scale=1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_pattern_is_finite_or_refused(value: float) -> None:
+    p = Case().pattern.clone()
+    p[1, 2, 7, 3] = value
+    with pytest.raises(NonFiniteError, match=r"\[1, 2, 7, 3\]"):
+        Attention.from_pattern(p)
+    assert Attention.from_pattern(p, lengths=[9, 7]).entropy().isfinite().all()
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     case = Case()
     q, k = case.q, case.k

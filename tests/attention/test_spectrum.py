@@ -77,6 +77,20 @@ def test_error_bars_hold(name: str, matrices: dict[str, tuple[Tensor, Tensor]]) 
     assert sum(missed) <= 1
 
 
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_energy_of_a_flat_spectrum_is_known_well(power: float) -> None:
+    shuffled = torch.eye(N, dtype=torch.float64)[torch.randperm(N, generator=gen(0))]
+    before = torch.zeros(N, N, dtype=torch.float64)
+    before[torch.arange(N), (torch.arange(N) - 1).clamp_min(0)] = 1.0
+    for matrix in (shuffled, before):
+        s = torch.linalg.svdvals(matrix) ** power
+        ks = [5, 20, N // 4, N - 1, N]
+        value, error = Attention.from_pattern(matrix[None]).energy(ks, power=power)
+        wanted = torch.tensor([float(s[:k].sum() / s.sum()) for k in ks], dtype=torch.float64)
+        assert ((value[0] - wanted).abs() <= error[0] + 1e-9).all()
+        assert float(error.max()) < 0.02
+
+
 def test_sums_of_squares_are_exact(matrices: dict[str, tuple[Tensor, Tensor]]) -> None:
     a, s = matrices["random"]
     total = float((s**2).sum())

@@ -204,6 +204,15 @@ def test_capture_for_analyses_meets_their_needs(gpt2, tokens, tmp_path) -> None:
     assert done.exit_code == 0, done.stderr
 
 
+def test_a_length_beyond_the_context_is_told_with_the_plan(gpt2, tmp_path) -> None:
+    wanted = ("--corpus", "repeated-random", "--samples", 1, "--length", 100000)
+    said = "100000 tokens are more than the model's context of 16"
+    planned = attnlens("capture", gpt2, *wanted, "--dry-run")
+    assert said in planned.stdout
+    done = attnlens("capture", gpt2, *wanted, "--out", tmp_path / "s.attn")
+    assert done.exit_code == 0 and done.stderr.count(said) == 1
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(install, gpt2, tokens, tmp_path) -> None:
     install("lookback")
     out = tmp_path / "r"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnlens.errors import UnsupportedModelError
 from attnlens.models import Model
 from attnlens.recorder import capture
 from attnlens.store import Store, open_store
@@ -159,15 +160,29 @@ def test_a_rule_that_does_not_hold_is_found_out_by_the_first_batch(
 
 
 def test_what_cannot_run_lean_runs_as_ever(
-    loaded: Callable[[str], Model], attentions: Callable[[str, Tensor], Tensor], tokens: Tensor
+    loaded: Callable[[str], Model],
+    attentions: Callable[[str, Tensor], Tensor],
+    tokens: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = capture(
-        loaded("bloom"), tokens, activations=["pattern"], statistics=["pattern.max"], lean=True
-    )
+    monkeypatch.setattr("attnlens.plan.derivation.LEAN_LENGTH", tokens.shape[1])
+    store = capture(loaded("bloom"), tokens, activations=["pattern"], statistics=["pattern.max"])
     assert not store.manifest.lean
+    (note,) = [n for n in store.manifest.notes if "not lean" in n]
+    assert "works on the matrix of scores" in note and "Lazy" not in note and "Error" not in note
     np.testing.assert_allclose(
         store["pattern"].values, attentions("bloom", tokens).numpy(), atol=5e-4
     )
+
+
+def test_what_cannot_run_lean_is_refused_where_that_was_asked_for(
+    loaded: Callable[[str], Model], tokens: Tensor, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot run lean: its attention works on"):
+        capture(
+            loaded("bloom"), tokens, activations=["pattern"], lean=True, out=tmp_path / "s.attn"
+        )
+    assert not (tmp_path / "s.attn").exists()
 
 
 def test_twins_are_captured_the_same_way(loaded: Callable[[str], Model], tokens: Tensor) -> None:

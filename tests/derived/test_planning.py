@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from attnlens.corpora import Prompts
-from attnlens.errors import OptionError
+from attnlens.errors import OptionError, UnsupportedModelError
 from attnlens.models import ModelFacts
 from attnlens.needs import Request
 from attnlens.plan import Plan, make_plan
 from attnlens.plan.derivation import LEAN_LENGTH, Abilities
+from attnlens.plan.machine import readable_bytes
 from attnlens.plan.storeplan import StorePlan
 
 MODEL = ModelFacts(
@@ -107,10 +108,25 @@ def test_what_needs_matrices_is_captured_with_them(
 
 def test_a_model_that_cannot_run_lean_runs_eagerly_with_a_note() -> None:
     abilities = Abilities(lean_problem=lambda: "it has a mind of its own")
-    for lean in ("auto", True):
-        plan = plan_of(LEAN_LENGTH, "pattern", lean=lean, abilities=abilities)
-        assert not plan.main.lean and plan.main.derived == ("pattern",)
-        assert any("a mind of its own" in note for note in plan.notes)
+    plan = plan_of(LEAN_LENGTH, "pattern", abilities=abilities)
+    assert not plan.main.lean and plan.main.derived == ("pattern",)
+    assert any("a mind of its own" in note for note in plan.notes)
+    assert plan.main.not_lean == "it has a mind of its own"
+
+
+def test_a_model_that_cannot_run_lean_is_refused_where_lean_was_asked_for() -> None:
+    abilities = Abilities(lean_problem=lambda: "it has a mind of its own")
+    with pytest.raises(UnsupportedModelError, match="cannot run lean: it has a mind of its own"):
+        plan_of(16, "pattern", lean=True, abilities=abilities)
+
+
+def test_before_a_model_is_loaded_lean_is_a_hope() -> None:
+    plan = plan_of(8192, "z")
+    eager = plan_of(8192, "z", lean=False).peak_memory_bytes
+    assert any("tried when it is loaded" in note for note in plan.notes)
+    assert any(readable_bytes(eager) in note for note in plan.notes)
+    loaded = plan_of(8192, "z", abilities=Abilities(lean_problem=lambda: None))
+    assert loaded.notes == ("Lean: the model runs without attention matrices.",)
 
 
 def test_half_precision_keeps_the_patterns_that_the_model_has() -> None:

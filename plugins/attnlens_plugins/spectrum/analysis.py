@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from pydantic import Field
 
 import attnlens
 from attnlens_plugins.spectrum import gather
-from attnlens_plugins.spectrum.claims import MEASURES, WEIGHTS, judge_all
+from attnlens_plugins.spectrum.claims import MEASURES, UNMEASURED, WEIGHTS, judge_all
 from attnlens_plugins.spectrum.measures import causal_uniform, grid
 
 _CURVES = ("energy_sigma", "energy_sigma2")
 _PER_LAYER = ("mean_residual", "rank_one_residual")
+_NO_LENGTHS = "every prompt has a single token, whose attention is all its own"
 
 
 class Spectrum(attnlens.Analysis):
@@ -71,18 +73,29 @@ class Spectrum(attnlens.Analysis):
 
     def compute(self, store: Any) -> xr.Dataset:
         """Measure every head of the model and of its twins."""
+        of = self.options.of
         parts = []
-        if self.options.of != "weights":
+        if of != "weights":
             parts.append(self._activations(store))
-        if self.options.of == "weights" or (self.options.of == "all" and store.has_weights):
+        if of == "weights" or (of == "all" and store.has_weights):
             parts.append(self._with_twins(store, gather.weights, WEIGHTS))
+        elif UNMEASURED in parts[0].attrs:
+            raise attnlens.Skip(_NO_LENGTHS)
         return xr.merge(parts, join="outer", compat="override", combine_attrs="override")
 
     def _activations(self, store: Any) -> xr.Dataset:
+        lengths = store.lengths.values
+        alone = int((lengths < 2).sum())
+        if alone == len(lengths):
+            return xr.Dataset(attrs={UNMEASURED: _NO_LENGTHS})
+        if alone:
+            warnings.warn(
+                f"Prompts of a single token were left out: {alone} of {len(lengths)}.",
+                stacklevel=2,
+            )
         own = gather.activations(store, self.options.prompts)
         twins = [gather.activations(twin, self.options.prompts) for twin in store.twins]
-        lengths = store.lengths.values
-        n = int(np.median(lengths))
+        n = int(np.median(lengths[lengths > 1]))
         reference = causal_uniform(n)
         result = xr.Dataset(attrs={"length": n})
         result["singular_values"] = own["sigma"].mean("prompt")
@@ -145,7 +158,8 @@ class Spectrum(attnlens.Analysis):
     @staticmethod
     def _have(result: xr.Dataset, name: str) -> None:
         if name not in result:
-            raise attnlens.Skip("it was not asked for (option `of`)")
+            unasked = "it was not asked for (option `of`)"
+            raise attnlens.Skip(result.attrs.get(UNMEASURED, unasked))
 
     @attnlens.figure("Effective rank of each head's attention")
     def effective_rank_grid(self, result: xr.Dataset, figure: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -28,6 +27,11 @@ WEIGHTS: dict[str, tuple[str, float]] = {
     "qk_effective_rank": ("Effective rank of W_Q W_K^T", 0.3),
     "ov_effective_rank": ("Effective rank of W_V W_O", 0.3),
 }
+#: Attribute of a result that says why the activations were not measured.
+UNMEASURED = "unmeasured"
+#: Findings name so many layers, and in each so many heads.
+_MOST_LAYERS = 6
+_MOST_HEADS = 6
 
 
 @dataclass(frozen=True)
@@ -40,102 +44,132 @@ class Claim:
         The finding's stable name.
     measure : str
     side : {"above", "below"}
-        On which side of the twins' bounds the heads lie.
+        On which side of its layer's threshold a head lies that is claimed.
     phrase : str
-        What is said of them, with their lowest and highest value.
+        What is said of such heads.
+    form : str
+        How a value is written.
     minimum : float or None
-        What a value must reach in any case.
+        Where a threshold lies at least, whatever the twins do.
     """
 
     word: str
     measure: str
     side: str
     phrase: str
+    form: str = "{:.1f}"
     minimum: float | None = None
+
+    def span(self, low: float, high: float) -> str:
+        """Write a range; a single value where both ends read alike."""
+        first, last = self.form.format(low), self.form.format(high)
+        return first if first == last else f"{first} to {last}"
 
 
 CLAIMS = (
     Claim("sink-heads", "sink", "above",
-          "put {0:.0%} to {1:.0%} of their attention on the first token", 0.3),
+          "put much of their attention on the first token", "{:.1%}", 0.3),
     Claim("focused-heads", "entropy_share", "below",
-          "are more focused than chance: {0:.0%} to {1:.0%} of the possible entropy"),
+          "are more focused than chance, by their share of the possible entropy", "{:.1%}"),
     Claim("low-rank-heads", "effective_rank", "below",
-          "have attention of low effective rank (of sigma): {0:.1f} to {1:.1f}"),
+          "have attention of low effective rank (of sigma)"),
     Claim("high-rank-heads", "effective_rank", "above",
-          "have attention of high effective rank (of sigma): {0:.1f} to {1:.1f}"),
-    Claim("low-rank-scores", "score_rank", "below",
-          "have scores of low effective rank: {0:.1f} to {1:.1f}"),
+          "have attention of high effective rank (of sigma)"),
+    Claim("low-rank-scores", "score_rank", "below", "have scores of low effective rank"),
     Claim("low-rank-qk-weights", "qk_effective_rank", "below",
-          "have W_Q W_K^T of low effective rank: {0:.1f} to {1:.1f}"),
+          "have W_Q W_K^T of low effective rank"),
     Claim("low-rank-ov-weights", "ov_effective_rank", "below",
-          "have W_V W_O of low effective rank: {0:.1f} to {1:.1f}"),
+          "have W_V W_O of low effective rank"),
 )  # fmt: skip
 
 
 def judge_all(result: xr.Dataset) -> Iterator[attnlens.Finding]:
     """Judge every claim about what was measured, and rank collapse."""
+    reason = result.attrs.get(UNMEASURED)
     for claim in CLAIMS:
         if claim.measure in result:
             yield _judge(result, claim)
+        elif reason and claim.measure in MEASURES:
+            yield _not_judged(claim.word, MEASURES[claim.measure][0], reason)
     if "rank_one_residual" in result:
         yield _judge_collapse(result)
+    elif reason:
+        yield _not_judged("rank-collapse", "Rank collapse", reason)
+
+
+def _not_judged(word: str, what: str, reason: str) -> attnlens.Finding:
+    return attnlens.Finding(claim=word, holds=False, text=f"{what} was not judged: {reason}.")
 
 
 def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
     label, floor = (MEASURES | WEIGHTS)[claim.measure]
     values = result[claim.measure].transpose("layer", "head")
     if f"{claim.measure}_twin" not in result:
-        return attnlens.Finding(
-            claim=claim.word, holds=False, text=f"{label} was not judged: there are no twins."
-        )
+        return _not_judged(claim.word, label, "there are no twins")
     twins = result[f"{claim.measure}_twin"]
-    bounds = attnlens.nulls.twin_range(
-        list(twins), floor=floor, alpha=attnlens.nulls.ALPHA / len(CLAIMS)
-    )
-    judge = attnlens.nulls.above if claim.side == "above" else attnlens.nulls.below
-    beyond = judge(values, bounds)
-    if claim.minimum is not None:
-        beyond = beyond & (values > claim.minimum)
-    heads = names(beyond)
+    threshold = _threshold(claim, twins, floor)
+    if not bool(np.isfinite(threshold).all()):
+        return _not_judged(claim.word, label, "so few values of twins do not tell what chance is")
+    beyond = values > threshold if claim.side == "above" else values < threshold
     null = {
         "twins": twins.sizes["twin"],
         "lowest": twins.min().item(),
         "highest": twins.max().item(),
-        "causal_uniform": values.attrs.get("causal_uniform"),
+        "threshold": dict(zip(_layers(values), threshold.values, strict=True)),
     }
-    total = values.size
-    if not heads:
-        return attnlens.Finding(
-            claim=claim.word,
-            holds=False,
-            text=f"{label}: none of {total} heads lies clearly {claim.side} the twins.",
-            evidence={"lowest": values.min().item(), "highest": values.max().item()},
-            null={k: v for k, v in null.items() if v is not None},
+    if "causal_uniform" in values.attrs:
+        null["causal_uniform"] = values.attrs["causal_uniform"]
+    found = values.where(beyond) if bool(beyond.any()) else values
+    evidence = {"lowest": found.min().item(), "highest": found.max().item()}
+    if not bool(beyond.any()):
+        nearest = "highest" if claim.side == "above" else "lowest"
+        text = (
+            f"{label}: none of {values.size} heads lies {claim.side} the threshold of its layer, "
+            f"{claim.span(threshold.min().item(), threshold.max().item())}; the {nearest} is "
+            f"{claim.form.format(evidence[nearest])}."
         )
-    found = values.where(beyond)
-    span = claim.phrase.format(found.min().item(), found.max().item())
+        return attnlens.Finding(
+            claim=claim.word, holds=False, text=text, evidence=evidence, null=null
+        )
     order = np.argsort(found.values[beyond.values])
-    if claim.side == "above":
-        order = order[::-1]
-    ranked = [heads[i] for i in order]
+    heads = names(beyond)
+    ranked = [heads[i] for i in (order[::-1] if claim.side == "above" else order)]
     return attnlens.Finding(
         claim=claim.word,
         holds=True,
-        text=f"{len(heads)} of {total} heads {span} (twins: {_range(claim, null)}): "
-        f"{_some(ranked)}.",
-        evidence={
-            "heads": ranked,
-            "lowest": found.min().item(),
-            "highest": found.max().item(),
-        },
-        null={k: v for k, v in null.items() if v is not None},
+        text=f"{len(heads)} of {values.size} heads {claim.phrase}: "
+        f"{_by_layer(claim, found, threshold, ranked)}.",
+        evidence={"heads": ranked, **evidence},
+        null=null,
     )
 
 
-def _range(claim: Claim, null: dict[str, Any]) -> str:
-    """Write the twins' range in the form in which the claim writes its own."""
-    form = "{0:.0%} to {1:.0%}" if "%" in claim.phrase else "{0:.3g} to {1:.3g}"
-    return form.format(null["lowest"], null["highest"])
+def _threshold(claim: Claim, twins: xr.DataArray, floor: float) -> xr.DataArray:
+    """Return beyond which value a head of each layer is claimed."""
+    bounds = attnlens.nulls.twin_range(
+        list(twins), floor=floor, alpha=attnlens.nulls.ALPHA / len(CLAIMS)
+    )
+    if claim.side == "below":  # no measure is negative
+        return bounds["low"].clip(min=0.0)
+    return bounds["high"].clip(min=claim.minimum)
+
+
+def _by_layer(claim: Claim, found: xr.DataArray, threshold: xr.DataArray, ranked: list[str]) -> str:
+    """Write which heads of each layer lie beyond its threshold, and where."""
+    parts = []
+    for layer, row, limit in zip(_layers(found), found.values, threshold.values, strict=True):
+        heads = [head for head in ranked if head.split(".")[0] == layer]
+        if heads:
+            span = claim.span(np.nanmin(row), np.nanmax(row))
+            limited = f"(threshold {claim.form.format(limit)})"
+            parts.append(f"{_some(heads, _MOST_HEADS)} with {span} {limited}")
+    rest = len(parts) - _MOST_LAYERS
+    more = [f"and others in {rest} more layer{'s' * (rest > 1)}"] if rest > 0 else []
+    return "; ".join([*parts[:_MOST_LAYERS], *more])
+
+
+def _layers(values: xr.DataArray) -> list[str]:
+    return [str(layer) for layer in values["layer"].values]
 
 
 def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
@@ -150,17 +184,21 @@ def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
     bounds = attnlens.nulls.twin_range(
         list(twins), floor=0.05, over=(), alpha=attnlens.nulls.ALPHA / len(CLAIMS)
     )
-    low = bool(last < bounds["low"]) and bool(last < 0.3)
+    threshold = bounds["low"].clip(0.0, 0.3).item()
+    low = bool(last < threshold)
     text = (
         "The tokens' vectors collapse towards multiples of one vector: their distance from rank "
-        f"one falls {seen}."
+        f"one falls {seen}"
         if low
         else "The tokens' vectors do not collapse to rank one more than in the twins: their "
-        f"distance from it goes {seen}."
+        f"distance from it goes {seen}"
     )
-    null = {"last": twins.mean(), "low": bounds["low"]}
     return attnlens.Finding(
-        claim="rank-collapse", holds=low, text=text, evidence=evidence, null=null
+        claim="rank-collapse",
+        holds=low,
+        text=f"{text}, where the threshold is {threshold:.2f}.",
+        evidence=evidence,
+        null={"last": twins.mean(), "threshold": threshold},
     )
 
 
@@ -170,15 +208,6 @@ def names(chosen: xr.DataArray) -> list[str]:
     return [f"{layers[i]}.{heads[j]}" for i, j in np.argwhere(chosen.values)]
 
 
-def _some(heads: list[str], most: int = 12) -> str:
+def _some(heads: list[str], most: int) -> str:
     shown = ", ".join(heads[:most])
     return shown if len(heads) <= most else f"{shown} and {len(heads) - most} more"
-
-
-def marks(result: xr.Dataset, measure: str, count: int = 3) -> dict[Any, str]:
-    """Return the heads with the largest values of a measure, to be named in a figure."""
-    values = result[measure].transpose("layer", "head")
-    flat = np.argsort(np.nan_to_num(values.values.ravel(), nan=-np.inf))[::-1][:count]
-    layers, heads = values["layer"].values, values["head"].values
-    cells = [(int(layers[i // len(heads)]), int(heads[i % len(heads)])) for i in flat]
-    return {cell: f"{cell[0]}.{cell[1]}" for cell in cells}

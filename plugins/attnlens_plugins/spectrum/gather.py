@@ -17,7 +17,7 @@ _DIMS = {
 
 
 def activations(store: Any, most: int) -> xr.Dataset:
-    """Measure every head of a store on at most `most` prompts.
+    """Measure every head of a store on at most `most` prompts of two tokens or more.
 
     Parameters
     ----------
@@ -37,6 +37,8 @@ def activations(store: Any, most: int) -> xr.Dataset:
     for unit in store.units():
         if left <= 0:
             break
+        if unit.length < 2:
+            continue
         take = min(left, len(unit.prompt_ids))
         left -= take
         layers = [int(x) for x in unit["pattern"]["layer"].values]

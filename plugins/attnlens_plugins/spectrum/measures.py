@@ -123,9 +123,9 @@ def causal_uniform(n: int) -> dict[str, Any]:
         "entropy_share": 1.0,
         "effective_rank": float(effective_rank(sigma)),
         "stable_rank": harmonic / float(sigma[0]) ** 2,
-        "gap": float(1 - sigma[1] / sigma[0]) if size > 1 else 1.0,
+        "gap": float(1 - sigma[1] / sigma[0]),
         "quarter": float(energy(sigma, 2)[max(size // 4, 1) - 1]),
-        "sink": (harmonic - 1) / (n - 1) if n > 1 else 1.0,
+        "sink": (harmonic - 1) / (n - 1),
         "sink_share": column / harmonic,
         "curve": energy(sigma, 1),
     }
@@ -137,6 +137,7 @@ def of_attention(attention: Any, ks: Sequence[int], seed: int) -> dict[str, Any]
     Parameters
     ----------
     attention : Attention over [prompt, head, query_pos, key_pos]
+        Of two positions or more.
     ks : sequence of int
         Where the cumulative energy is told.
     seed : int
@@ -170,7 +171,7 @@ def of_attention(attention: Any, ks: Sequence[int], seed: int) -> dict[str, Any]
         "effective_rank": rank.value,
         "effective_rank_error": rank.error,
         "stable_rank": attention.stable_rank(seed=seed),
-        "gap": 1 - sigma[..., 1] / sigma[..., 0] if n > 1 else torch.ones_like(rank.value),
+        "gap": 1 - sigma[..., 1] / sigma[..., 0],
         "quarter": quarter,
         "sink": attention.sink().double(),
         "sink_share": column.square().sum(-1) / attention.frobenius2().double(),
@@ -179,9 +180,6 @@ def of_attention(attention: Any, ks: Sequence[int], seed: int) -> dict[str, Any]
         "sigma": sigma[..., :32],
     }
     measured = {name: value.cpu().numpy() for name, value in found.items()}
-    # A single token leaves nothing to share out.
-    measured["entropy_share"] = np.nan_to_num(measured["entropy_share"])
-    measured["sink"] = np.nan_to_num(measured["sink"], nan=1.0)
     whole = sigma.cpu().numpy() if n <= WHOLE else np.full((*sigma.shape[:-1], 1), np.nan)
     fits = np.array([tail_exponent(s**2) for s in whole.reshape(-1, whole.shape[-1])])
     measured["tail"], measured["tail_distance"] = fits.T.reshape(2, *whole.shape[:-1])
