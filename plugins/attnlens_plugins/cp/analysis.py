@@ -18,6 +18,7 @@ from attnlens_plugins.cp import (
     drawing,
     fitting,
     heads,
+    polishing,
     results,
     tables,
 )
@@ -37,10 +38,10 @@ class CP(attnlens.Analysis):
     read and which written), the last two of the weights alone. ``z`` does depend on it: its
     components across heads mean nothing.
 
-    The rank is the largest of which every component comes back when the prompts are halved at
-    random. Heads are grouped by their loadings; groups, redundancy and known types of heads are
-    claimed only where the model lies clearly outside its twins, the same architecture with random
-    weights on the same tokens.
+    The rank is the largest of which every component comes back in four of five random halvings of
+    the prompts. Heads are grouped by their loadings; groups, redundancy and known types of heads
+    are claimed only where the model lies clearly outside its twins, the same architecture with
+    random weights on the same tokens, and groups only where the components come back.
     """
 
     name = "cp"
@@ -50,8 +51,8 @@ class CP(attnlens.Analysis):
     def requires(self) -> tuple[str, ...]:  # type: ignore[override]
         """What the chosen tensor is made of, the statistics of head types, and the twins."""
         own = building.REQUIRED[self.options.tensor]
-        types = heads.REQUIRED if self.options.types else ()
-        return tuple(dict.fromkeys((*own, *types, "weights", "twin")))
+        types = [f"{name}?" for name in heads.REQUIRED] if self.options.types else []
+        return (*own, *types, *(() if "weights" in own else ("weights?",)), "twin")
 
     def memory(self, facts: Any, tokens: int) -> int:
         """Estimate the bytes held: the heads' outputs on the leading features, never all of them.
@@ -85,14 +86,9 @@ class CP(attnlens.Analysis):
         scans = [fitting.fit_ranks(p, ranks, n_restarts=options.n_restarts, **how) for p in parts]
         tables = [fitting.stability(p, ranks, n_splits=options.n_splits, **how) for p in parts]
         known = [t for t in tables if t is not None]
-        table = np.mean(known, axis=0) if len(known) == len(parts) else None
+        table = np.fmin.reduce(known) if len(known) == len(parts) else None
         choice = fitting.choose_rank(ranks, table, tensor.split)
-        fits = [
-            fitting.fit_ranks(
-                p, [choice.rank], n_restarts=options.n_restarts, polish=fitting.FINE, **how
-            )[choice.rank]
-            for p in parts
-        ]
+        fits = self._fits(parts, choice.rank, how)
         groups = clusters.group(results.strengths(tensor, fits), options.clusters)
         pieces = [results.components(store, options, tensor, sample, f) for f in fits]
         result = pieces[0]
@@ -114,17 +110,18 @@ class CP(attnlens.Analysis):
         )
         twins = []
         for twin in store.twins:
-            like = building.build(twin, options, sample, max_rank=choice.rank, seed=seed)
+            like = building.build(twin, options, sample, max_rank=most, seed=seed)
             twins.append(self._of_twin(twin, like, choice.rank, how, causal))
         if twins:
             result = result.merge(xr.concat(twins, "twin"))
-        result["cluster"] = claims.cluster_labels(result)
         result = result.assign_coords(component=np.arange(1, choice.rank + 1))
         notes = [*building.warnings_for(options), *dict.fromkeys(n for f in fits for n in f.notes)]
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        return result.assign_attrs(
+        result = result.assign_attrs(
             tensor=options.tensor,
+            types=int(options.types),
+            clusters=str(options.clusters),
             layers=options.layers,
             modes=list(tensor.dims),
             rank=choice.rank,
@@ -136,18 +133,27 @@ class CP(attnlens.Analysis):
             degenerate=int(any(f.degenerate for f in fits)),
             converged=int(all(f.converged for f in fits)),
             n_groups=groups.count,
-            n_clusters=int(result["cluster"].max()) + 1,
             n_tokens=0 if sample is None else len(sample.text),
             tokens_left_out=0 if sample is None else sample.left_out,
             notes=notes,
         )
+        result["cluster"] = claims.cluster_labels(result)
+        return result.assign_attrs(n_clusters=int(result["cluster"].max()) + 1)
+
+    def _fits(self, parts: list[Any], rank: int, how: Any) -> list[fitting.Fit]:
+        """Fit one rank as well as can be: on the core, then on the tensor itself."""
+        found = []
+        for part in parts:
+            fit = fitting.fit_ranks(
+                part, [rank], n_restarts=self.options.n_restarts, polish=fitting.FINE, **how
+            )[rank]
+            found.append(fit if how["joint"] else polishing.polish(part, fit))
+        return found
 
     def _of_twin(self, twin: Any, tensor: Any, rank: int, how: Any, causal: bool) -> xr.Dataset:
         """Put a twin through the same code, at the model's rank."""
         options: CPOptions = self.options
-        parts = _parts(tensor, options)
-        restarts = min(options.n_restarts, 6)
-        fits = [fitting.fit_ranks(p, [rank], n_restarts=restarts, **how)[rank] for p in parts]
+        fits = self._fits(_parts(tensor, options), rank, how)
         groups = clusters.group(results.strengths(tensor, fits), options.clusters)
         found = xr.merge(
             [

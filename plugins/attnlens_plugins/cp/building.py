@@ -14,8 +14,8 @@ from attnlens_plugins.cp.tensors import BLOCK, Compressed, Floats, grid, head_ou
 
 #: What must be captured for each tensor.
 REQUIRED: dict[str, tuple[str, ...]] = {
-    "result": ("result", "weights"),
-    "z": ("z", "weights"),
+    "result": ("result",),
+    "z": ("z",),
     "second_moment": ("z", "weights"),
     "pattern": ("pattern",),
     "qk": ("weights",),

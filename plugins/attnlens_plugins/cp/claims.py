@@ -34,6 +34,19 @@ _TYPES: dict[str, tuple[str, float, float, str]] = {
 _REBUILD_FLOOR, _REBUILD_MOST = 0.03, 0.5
 #: Spread of a head's cohesion below which a difference means nothing, and the least that counts.
 _COHESION_FLOOR, _COHESION_LEAST = 0.03, 0.2
+#: The least mean silhouette of a partition whose groups may be clusters.
+_SILHOUETTE_LEAST = 0.5
+#: What is alike in heads whose slices of a tensor are.
+_ALIKE = {
+    "result": "What they write",
+    "z": "What they write",
+    "second_moment": "Where in the residual stream they write",
+    "pattern": "Where they attend",
+    "qk": "What they match",
+    "ov": "What they read and write",
+}
+#: Core consistency, in percent, under which components are no clean trilinear model.
+_CONSISTENT = 50
 #: The share of the energy that a fit explains is one number for each twin, and three of them say
 #: little about its spread. Among random models of 2 x 4 to 12 x 12 heads its standard deviation
 #: is about 0.02; with this floor a claim needs about 0.3.
@@ -66,28 +79,15 @@ def typed_heads(result: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
 def cluster_labels(result: xr.Dataset) -> xr.DataArray:
     """Give the groups of heads that are clusters a number from 0, all other heads -1.
 
-    A group of two or more heads is a cluster when at least half of them are far more like their
-    group, in all that they write, than heads of the twins are like theirs (without twins: when
-    their cohesion is above a half).
+    Where nothing speaks against clusters as such, a group of two or more heads is one when at
+    least half of them are far more like their group, in their whole slices of the tensor, than
+    heads of the twins are like theirs (without twins: when their cohesion is above a half).
     """
-    label, values = result["group"], result["cohesion"]
-    if "cohesion_twin" in result:
-        # Heads that are alone have no cohesion, and say nothing of what chance would give.
-        of_twins = xr.concat(
-            [
-                c.where(_in_company(g))
-                for c, g in zip(result["cohesion_twin"], result["group_twin"], strict=True)
-            ],
-            "twin",
-        )
-        seen = result[["cohesion"]].assign(cohesion_twin=of_twins)
-        beyond = _beyond(seen, "cohesion", _COHESION_FLOOR, _COHESION_LEAST)
-    else:
-        beyond = values > 0.5
+    label = result["group"]
     found = np.full(label.shape, -1)
-    if beyond is None or result.attrs.get("degenerate"):
+    if _unclustered(result) is not None:
         return label.copy(data=found)
-    flags = beyond.transpose(*label.dims).values
+    flags = _cohesive(result).transpose(*label.dims).values
     number = 0
     for kind in range(int(label.max()) + 1):
         members = label.values == kind
@@ -95,6 +95,49 @@ def cluster_labels(result: xr.Dataset) -> xr.DataArray:
             found[members] = number
             number += 1
     return label.copy(data=found)
+
+
+def _unclustered(result: xr.Dataset) -> str | None:
+    """Say why no group of heads can be a cluster; None where one can."""
+    attrs = result.attrs
+    if attrs["degenerate"]:
+        return "the components cancel each other (degenerate)"
+    if result.sizes.get("part", 1) > 1:
+        return "layers were decomposed each alone, and their components have nothing in common"
+    if attrs["rank"] < 2:
+        return "one component cannot tell groups apart"
+    if not result["group_quality"].size:
+        wanted, n = attrs["clusters"], result["group"].size
+        if wanted != "auto" and int(wanted) >= n:
+            return f"{wanted} groups were asked for, of {n} heads"
+        return "too few heads differ"
+    if not attrs["stable"]:
+        return f"the components do not come back in other {attrs['split']}s"
+    quality = float(result["group_quality"].max())
+    best = f"the best partition by loadings ({attrs['n_groups']} groups) has a mean silhouette of"
+    if quality < _SILHOUETTE_LEAST:
+        return f"{best} {quality:.2f}, under {_SILHOUETTE_LEAST}"
+    of_twins = result["quality_twin"].values.tolist() if "quality_twin" in result else []
+    if of_twins and quality <= max(of_twins):
+        return f"{best} {quality:.2f}, no more than twins ({_span(of_twins, '{:.2f}')})"
+    return None
+
+
+def _cohesive(result: xr.Dataset) -> xr.DataArray:
+    """Tell which heads are far more like their group than heads of the twins are like theirs."""
+    if "cohesion_twin" not in result:
+        return result["cohesion"] > 0.5
+    # Heads that are alone have no cohesion, and say nothing of what chance would give.
+    of_twins = xr.concat(
+        [
+            c.where(_in_company(g))
+            for c, g in zip(result["cohesion_twin"], result["group_twin"], strict=True)
+        ],
+        "twin",
+    )
+    seen = result[["cohesion"]].assign(cohesion_twin=of_twins)
+    beyond = _beyond(seen, "cohesion", _COHESION_FLOOR, _COHESION_LEAST)
+    return xr.zeros_like(result["cohesion"], dtype=bool) if beyond is None else beyond
 
 
 def _in_company(label: xr.DataArray) -> xr.DataArray:
@@ -147,7 +190,10 @@ def _type(result: xr.Dataset, claim: str) -> attnlens.Finding:
     measure, floor, least, phrase = _TYPES[claim]
     what = claim.replace("-", " ").capitalize()
     if measure not in result:
-        return _unjudged(claim, f"{what} were", "the attention that tells was not captured")
+        why = "the attention that tells was not captured"
+        if not result.attrs["types"]:
+            why = "types of heads were not asked for (types=false)"
+        return _unjudged(claim, f"{what} were", why)
     beyond = _beyond(result, measure, floor, least)
     if beyond is None:
         return _unjudged(claim, f"{what} were", "there are no twins")
@@ -220,48 +266,47 @@ def _redundant(result: xr.Dataset) -> attnlens.Finding:
 
 
 def _clusters(result: xr.Dataset) -> attnlens.Finding:
-    claim = "head-clusters"
-    if not result["group_quality"].size:
-        why = (
-            "one component cannot tell groups apart"
-            if result.attrs["rank"] < 2
-            else "too few heads differ"
-        )
+    claim, attrs = "head-clusters", result.attrs
+    why = _unclustered(result)
+    evidence: dict[str, Any] = {"clusters": 0, "heads": [], "groups": int(attrs["n_groups"])}
+    null = {}
+    if result["group_quality"].size:
+        evidence["silhouette"] = float(result["group_quality"].max())
+        evidence["cohesion"] = result["cohesion"].max().item()
+    if "cohesion_twin" in result:
+        null["silhouette"] = result["quality_twin"].values.tolist()
+        null["highest_cohesion"] = result["cohesion_twin"].max().item()
+    if why is not None:
         return attnlens.Finding(
-            claim=claim, holds=False, text=f"No clusters of heads: {why}.", evidence={"clusters": 0}
+            claim=claim,
+            holds=False,
+            text=f"No clusters of heads: {why}.",
+            evidence=evidence,
+            null=null,
         )
-    if "cohesion_twin" not in result:
+    if not null:
         return _unjudged(claim, "Clusters of heads were", "there are no twins")
-    values, twins = result["cohesion"], result["cohesion_twin"]
-    quality = float(result["group_quality"].max())
-    null = {
-        "silhouette": result["quality_twin"].values.tolist(),
-        "highest_cohesion": twins.max().item(),
-    }
     count = int(result["cluster"].max()) + 1
-    members = [_names(_cells(result["cluster"] == c)) for c in range(count)]
-    evidence = {
-        "clusters": count,
-        "heads": members,
-        "groups": int(result.attrs["n_groups"]),
-        "silhouette": quality,
-        "cohesion": values.max().item(),
-    }
-    if result.attrs["degenerate"]:
-        text = "Heads were not judged for clusters: the components cancel each other (degenerate)."
-    elif count:
+    values, alike = result["cohesion"], _ALIKE[attrs["tensor"]]
+    if count:
+        members = [_names(_cells(result["cluster"] == c)) for c in range(count)]
+        evidence |= {"clusters": count, "heads": members}
         inside = values.where(result["cluster"] >= 0).mean().item()
         text = (
             f"{count} cluster{'s' if count > 1 else ''} of heads by their loadings: "
-            f"{'; '.join(_listed(m) for m in members[:6])}. What they write is more alike inside "
-            f"than outside by a mean cosine of {inside:.2f} (twins at most "
-            f"{null['highest_cohesion']:.2f}); mean silhouette {quality:.2f}."
+            f"{'; '.join(_listed(m) for m in members[:6])}. {alike} is more alike inside than "
+            f"outside by a mean cosine of {inside:.2f} (twins at most "
+            f"{null['highest_cohesion']:.2f}); mean silhouette {evidence['silhouette']:.2f} "
+            f"(twins {_span(null['silhouette'], '{:.2f}')})."
         )
     else:
+        n_beyond = int(_cohesive(result).sum())
         text = (
-            f"No clusters of heads: in the best partition by loadings ({evidence['groups']} groups,"
-            f" mean silhouette {quality:.2f}) what heads write is no more alike than in the twins' "
-            f"(cohesion at most {values.max().item():.2f}, twins {null['highest_cohesion']:.2f})."
+            f"No clusters of heads: in none of the {evidence['groups']} groups by loadings (mean "
+            f"silhouette {evidence['silhouette']:.2f}) are half of the heads clearly more alike "
+            f"than in the twins. {alike} is more alike inside than outside by a cosine of at most "
+            f"{values.max().item():.2f} (twins {null['highest_cohesion']:.2f}; at least "
+            f"{_COHESION_LEAST} is asked), clearly so for {n_beyond} of {values.size} heads."
         )
     return attnlens.Finding(claim=claim, holds=count > 0, text=text, evidence=evidence, null=null)
 
@@ -277,18 +322,31 @@ def _rank(result: xr.Dataset) -> attnlens.Finding:
         "degenerate": bool(attrs["degenerate"]),
         "converged": bool(attrs["converged"]),
     }
-    text = f"{attrs['reason']} It explains {explained:.0%} of the energy"
+    text = f"{attrs['reason']} Rank {attrs['rank']} explains {explained:.0%} of the energy"
+    consistency = float(result["scan_core_consistency"].sel(rank=attrs["rank"]))
+    warning = ""
+    if consistency < _CONSISTENT:
+        evidence["core_consistency"] = consistency
+        warning = (
+            f" Core consistency is {consistency:.0f}% (100% for components that do not mix): read "
+            "them with care."
+        )
+    if not attrs["converged"]:
+        warning += " The fit did not settle; more restarts (n_restarts) may find a better one."
     if "explained_twin" not in result:
         return attnlens.Finding(
-            claim=claim, holds=False, text=f"{text}; there are no twins.", evidence=evidence
+            claim=claim,
+            holds=False,
+            text=f"{text}; there are no twins.{warning}",
+            evidence=evidence,
         )
     of_twins = xr.DataArray(1.0 - result["error_twin"].values ** 2, dims="twin")
     bounds = attnlens.nulls.twin_range(
         list(of_twins), floor=_SHARE_FLOOR, over=(), alpha=_SHARE_ALPHA
     )
     differs = explained > float(bounds["high"]) or explained < float(bounds["low"])
-    sure = attrs["stable"] and attrs["confidence"] > 0.5 and not attrs["degenerate"]
-    text += f" (twins {_span(of_twins.values.tolist())} at this rank)."
+    sure = attrs["stable"] and not attrs["degenerate"]
+    text += f" (twins {_span(of_twins.values.tolist())} at this rank).{warning}"
     return attnlens.Finding(
         claim=claim,
         holds=bool(sure and differs),
@@ -296,7 +354,8 @@ def _rank(result: xr.Dataset) -> attnlens.Finding:
         evidence=evidence,
         null={
             "explained": of_twins.values.tolist(),
-            "low": float(bounds["low"]),
-            "high": float(bounds["high"]),
+            # No share lies beyond these, whatever the interval.
+            "low": max(float(bounds["low"]), 0.0),
+            "high": min(float(bounds["high"]), 1.0),
         },
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import attnlens
 
@@ -45,7 +45,9 @@ class CPOptions(attnlens.Options):
         "numbers (which ties head 3 of one layer to head 3 of the next).",
     )
     tokens: Literal["all", "pooled"] = Field(
-        "all", description="all: every token is an entry; pooled: the mean over each prompt is one."
+        "all",
+        description="all: every token is an entry; pooled: the mean over each prompt is one "
+        "(result and z only).",
     )
     max_tokens: int = Field(
         2048, ge=8, description="Decompose at most so many tokens, from prompts chosen by the seed."
@@ -70,10 +72,17 @@ class CPOptions(attnlens.Options):
     )
     clusters: int | Literal["auto"] = Field(
         "auto",
-        description="Number of head clusters; auto: where the mean silhouette is largest, and none "
-        "if that is under 0.5 or no more than in the twins.",
+        description="Number of groups of heads; auto: where the mean silhouette is largest. None "
+        "is a cluster if that is under 0.5 or no more than in the twins, or if the components do "
+        "not come back in the other halves.",
     )
-    n_splits: int = Field(3, ge=1, le=50, description="Random halvings of the prompts.")
+    n_splits: int = Field(
+        5,
+        ge=1,
+        le=50,
+        description="Random halvings of the prompts; the components of a stable rank come back in "
+        "four of five.",
+    )
     types: bool = Field(
         True,
         description="Score heads for known types (previous-token, sink, duplicate-token, "
@@ -110,6 +119,18 @@ class CPOptions(attnlens.Options):
         if isinstance(value, int) and value < 2:
             raise ValueError("at least 2 clusters are needed")
         return value
+
+    @model_validator(mode="after")
+    def _refuse_what_would_be_ignored(self) -> CPOptions:
+        if self.nonnegative is True and self.tensor != "pattern":
+            raise ValueError(
+                f"nonnegative=true is for tensor=pattern: {self.tensor} has negative entries"
+            )
+        if self.center and self.tensor not in ("result", "z"):
+            raise ValueError(f"center=true is for result and z, not for {self.tensor}")
+        if self.tokens == "pooled" and self.tensor not in ("result", "z"):
+            raise ValueError(f"tokens=pooled is for result and z, not for {self.tensor}")
+        return self
 
     def ranks(self, n_heads: int) -> list[int]:
         """Return the ranks to fit, ascending."""

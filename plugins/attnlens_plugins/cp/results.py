@@ -58,15 +58,12 @@ def per_head(tensor: Compressed, fits: Sequence[Fit]) -> xr.Dataset:
 def strengths(tensor: Compressed, fits: Sequence[Fit]) -> Any:
     """Return loadings times weights, as the heads are grouped by, [row, component].
 
-    Where each layer has components of its own they lie in columns of their own.
+    No columns where each layer has components of its own: those of different layers have nothing
+    in common, and would group the heads by layer whatever they do.
     """
-    scaled = [f.factors[0] * f.weights for f in fits]
-    out = np.zeros((len(tensor.layer), sum(s.shape[1] for s in scaled)))
-    row = column = 0
-    for part in scaled:
-        out[row : row + part.shape[0], column : column + part.shape[1]] = part
-        row, column = row + part.shape[0], column + part.shape[1]
-    return out
+    if len(fits) > 1:
+        return np.zeros((len(tensor.layer), 0))
+    return fits[0].factors[0] * fits[0].weights
 
 
 def components(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,9 @@ class Compressed:
         Modes that the halves share.
     split : str
         What is split in halves.
-    notes : list of str
+    blocks : callable
+        ``blocks()`` reads the tensor itself again, scaled, in blocks ``[row, n, n_2]`` of its
+        second mode; None where the core is the tensor.
     """
 
     dims: tuple[str, str, str]
@@ -65,7 +67,7 @@ class Compressed:
     halves: Callable[[int], tuple[Floats, Floats]] | None
     compared: tuple[int, ...] = (0, 1, 2)
     split: str = "prompt"
-    notes: list[str] = field(default_factory=list)
+    blocks: Callable[[], Iterator[Any]] | None = None
 
     def expand(self, factor: Floats, mode: int) -> Floats:
         """Bring a factor of the core, [c_k, component], back to the tensor's own size."""
@@ -75,7 +77,7 @@ class Compressed:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Compressed:
         """Return the same tensor with some heads alone."""
-        whole = self.halves
+        whole, read = self.halves, self.blocks
         heads_split = self.split == "head"
 
         def halves(i: int) -> tuple[Floats, Floats]:
@@ -83,11 +85,15 @@ class Compressed:
             a, b = whole(i)
             return a[rows], b[rows]
 
+        def blocks() -> Iterator[Any]:
+            assert read is not None
+            return (block[rows] for block in read())
+
         kept = None if whole is None else (None if heads_split else halves)
         return Compressed(
             self.dims, self.layer[rows], self.head[rows], self.core[rows], self.bases,
             self.energy[rows], self.norm[rows], self.gram[np.ix_(rows, rows)], kept,
-            self.compared, self.split,
+            self.compared, self.split, None if read is None else blocks,
         )  # fmt: skip
 
 
@@ -157,7 +163,7 @@ def head_outputs(
         core[:, at : at + block.shape[1]] = block @ directions.astype(block.dtype)
         at += block.shape[1]
     core *= factor[:, None, None]
-    mixed = leading(np.einsum("atc,btc->ab", core, core, optimize=True), 3 * max_rank)
+    mixed = leading(np.einsum("atc,btc->ab", core, core, optimize=True), size)
     reduced = np.tensordot(mixed, core, axes=(0, 0))
     tokens = _left(np.moveaxis(reduced, 1, 0).reshape(core.shape[1], -1), size)
     core = np.einsum("atc,tk->akc", core, tokens, optimize=True)
@@ -184,6 +190,7 @@ def head_outputs(
         halves if len(groups) >= 4 else None,
         (0, 2),
         "prompt" if len(prompts) >= 4 else "token",
+        lambda: (block * factor.astype(block.dtype)[:, None, None] for block in source),
     )
 
 
@@ -247,7 +254,7 @@ def whole(
     bases: tuple[Floats, Floats] | None = None
     core = np.asarray(tensor, dtype=np.float64) if keep else tensor
     if not keep:
-        size = max(3 * max_rank, _CORE)
+        size = kept_features(max_rank)
         first = leading(sum(x @ x.T for x in tensor), size)
         core = np.einsum("hab,ac->hcb", tensor, first.astype(tensor.dtype), optimize=True)
         second = leading(sum(x.T @ x for x in core), size)
@@ -272,8 +279,9 @@ def whole(
     elif split == "head" and len(core) >= 4:
         found = by_head
     return Compressed(
-        dims, *numbers, core, bases, (norm * factor) ** 2, norm, gram, found, compared, split
-    )
+        dims, *numbers, core, bases, (norm * factor) ** 2, norm, gram, found, compared, split,
+        None if keep else lambda: iter([tensor]),
+    )  # fmt: skip
 
 
 def _scales(gram: Floats, scaled: bool) -> tuple[Floats, Floats]:

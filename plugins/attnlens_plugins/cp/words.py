@@ -17,7 +17,7 @@ def unembedding(store: Any) -> Any:
     A constant added to all logits changes no prediction. None where the model has no unembedding
     or the vocabulary is not known.
     """
-    weights = store.weights
+    weights = _weights(store)
     if "W_U" not in weights or store.vocabulary is None:
         return None
     matrix = np.asarray(weights["W_U"].values, dtype=np.float32)
@@ -28,11 +28,15 @@ def unembedding(store: Any) -> Any:
 
 def embedding(store: Any) -> Any:
     """Return W_E transposed, the mean over the vocabulary removed; None where there is none."""
-    weights = store.weights
+    weights = _weights(store)
     if "W_E" not in weights or store.vocabulary is None:
         return None
     matrix = np.asarray(weights["W_E"].values, dtype=np.float32).T
     return matrix - matrix.mean(1, keepdims=True)
+
+
+def _weights(store: Any) -> Any:
+    return store.weights if store.has_weights else {}
 
 
 def name_directions(

@@ -43,9 +43,11 @@ class Embedding(attnlens.Analysis):
     def requires(self) -> tuple[str, ...]:  # type: ignore[override]
         """What the points are made of."""
         options: EmbeddingOptions = self.options
-        needs = [*vectors.OF_HEADS]
+        # Attention labels the points; only the map of heads by attention is made of it.
+        offsets, *types = vectors.OF_HEADS
+        needs = [offsets if options.of == "heads" else f"{offsets}?", *(f"{t}?" for t in types)]
         if options.of == "outputs":
-            needs += ["result", "weights"]
+            needs += ["result", "weights?"]
         if options.needs_cp:
             needs.append("analysis:cp")
         return (*needs, "twin")

@@ -35,7 +35,7 @@ class Tucker(attnlens.Analysis):
     def requires(self) -> tuple[str, ...]:  # type: ignore[override]
         """What the chosen tensor is made of, and the same of twins."""
         own = building.REQUIRED[self.options.tensor]
-        return tuple(dict.fromkeys((*own, "weights", "twin")))
+        return (*own, *(() if "weights" in own else ("weights?",)), "twin")
 
     def memory(self, facts: Any, tokens: int) -> int:
         """Estimate the bytes held: the tensor in float32, and up to two copies of it."""
