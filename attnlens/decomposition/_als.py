@@ -6,6 +6,7 @@ All fits of a batch share one tensor.  Factors are padded to the largest rank an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -123,9 +124,8 @@ def descend(
     *,
     update: Update = least_squares,
     nonnegative: bool = False,
-    max_sweeps: int = 500,
+    max_sweeps: int | Tensor = 500,
     tol: float = 1e-8,
-    tick: Callable[[int, int], None] | None = None,
 ) -> Solution:
     """Run accelerated block coordinate descent on a batch of CP fits.
 
@@ -145,12 +145,10 @@ def descend(
         Solver of one mode's subproblem.
     nonnegative : bool
         Keep extrapolated factors non-negative.
-    max_sweeps : int
-        Bound on the number of sweeps.
+    max_sweeps : int or Tensor
+        Bound on the number of sweeps, one for all fits or one each.
     tol : float
         A fit has converged when its relative error fell by less than this per sweep.
-    tick : callable, optional
-        Told (fits done, fits in all) from time to time.
 
     References
     ----------
@@ -184,8 +182,9 @@ def descend(
     index = real.reshape(-1).nonzero()[:, 0]
     held = order - 1
     per_round = (order - 1) / order
-    rounds = max(1, round(max_sweeps / per_round))
-    for step in range(1, rounds + 1):
+    allowed = torch.as_tensor(max_sweeps, dtype=dtype, device=device).expand(total)
+    rounds = (allowed / per_round + 1e-9).floor().clamp_min(1)
+    for step in itertools.count(1):
         modes = [k for k in range(order) if k != held]
         rows = {k: inner[k].reshape(-1, inner[k].shape[-1])[index] for k in range(order)}
         partial = problem.contract(rows[held], held)
@@ -245,8 +244,10 @@ def descend(
         beta = torch.where(good, torch.minimum(1.1 * beta, ceiling), beta / 1.5)
         held = final
         done = calm >= 3
-        if step == rounds or (step % 4 == 0 and bool(done.any())):
-            leaving = done if step < rounds else torch.ones_like(done)
+        leaving = step >= rounds
+        if step % 4 == 0:
+            leaving = leaving | done
+        if bool(leaving.any()):
             where = active[leaving]
             for k in range(order):
                 out.factors[k][where] = point[k][leaving]
@@ -254,9 +255,7 @@ def descend(
             out.converged[where] = done[leaving]
             out.sweeps[where] = step * per_round
             stay = ~leaving
-            active = active[stay]
-            if tick is not None:
-                tick(total - len(active), total)
+            active, rounds = active[stay], rounds[stay]
             if not len(active):
                 break
             point, hat, last = ([t[stay] for t in ts] for ts in (point, hat, last))

@@ -38,8 +38,52 @@ class Labelled:
         return self.scale[0] == 0.0
 
     def rescale(self, values: np.ndarray) -> np.ndarray:
-        """Undo the scaling of a quantity that is linear in the tensor."""
-        return np.asarray(values * self.scale[1] * self.scale[0])
+        """Undo the scaling of a quantity that is linear in the tensor.
+
+        Raises
+        ------
+        DecompositionError
+            If it leaves the range of float64.
+        """
+        with np.errstate(over="ignore"):
+            found = np.asarray(values * self.scale[1] * self.scale[0])
+        if not np.isfinite(found).all():
+            raise DecompositionError(
+                f"The result is above the largest float64: entries reach {self.scale[0]:.3g}.",
+                hint="Divide the tensor by its largest magnitude first.",
+            )
+        return found
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """Read an option that is a whole number.
+
+    Raises
+    ------
+    DecompositionError
+        If it is none, or under `least`.
+    """
+    if not is_whole(value) or value < least:
+        raise DecompositionError(f"{name}={value!r}: a whole number of at least {least} is needed.")
+    return int(value)
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """Read an option that is true or false.
+
+    Raises
+    ------
+    DecompositionError
+        If it is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise DecompositionError(f"{name}={value!r}: True or False is needed.")
+    return bool(value)
 
 
 def available_memory(device: torch.device) -> int:
@@ -66,11 +110,16 @@ def check_size(shape: Sequence[int], memory: int, what: str = "the tensor") -> N
     if need > memory:
         size = " x ".join(map(str, shape))
         raise DecompositionError(
-            f"{what} of {size} needs about {need / 2**30:,.1f} GiB of memory; "
-            f"{memory / 2**30:,.1f} GiB may be used.",
+            f"{what} of {size} needs about {_bytes(need)} of memory; {_bytes(memory)} may be used.",
             hint="Decompose a sample of it (fewer prompts or positions), or compress it in slices "
             "with attnlens.decomposition.compress_slices.",
         )
+
+
+def _bytes(count: float) -> str:
+    units = ["bytes", "KiB", "MiB", "GiB"]
+    power = min(int(math.log2(max(count, 1)) // 10), 3)
+    return f"{count / 1024**power:,.{1 if power else 0}f} {units[power]}"
 
 
 def names_of(tensor: Any, dims: Sequence[str] | None) -> tuple[str, ...]:
@@ -88,12 +137,22 @@ def names_of(tensor: Any, dims: Sequence[str] | None) -> tuple[str, ...]:
             f"dims={list(names)} does not name the {count} modes of a tensor of shape "
             f"{tuple(tensor.shape)}, each once."
         )
-    if "component" in names:
-        raise DecompositionError(
-            "A mode of the tensor is called 'component', the name of the results' own dimension.",
-            hint="Rename it before decomposing.",
-        )
+    _refuse_taken(names, names, "A mode")
     return names
+
+
+def _refuse_taken(names: Sequence[str], modes: Sequence[str], what: str) -> None:
+    """Refuse names that the results' datasets need for themselves."""
+    taken = {"component", "weights", "restart", "restart_errors", "rank", "core"}
+    for mode in modes:
+        taken |= {f"factor_{mode}", f"energy_{mode}", f"{mode}_component", f"{mode}_direction"}
+    for name in names:
+        if name in taken or name.startswith("scan_"):
+            raise DecompositionError(
+                f"{what} of the tensor is called {name!r}, a name that the results' datasets use "
+                "themselves.",
+                hint="Rename it before decomposing.",
+            )
 
 
 def read(
@@ -131,13 +190,16 @@ def read(
         raise DecompositionError(f"The tensor has an empty mode: shape {shape}.")
     names = names_of(tensor, dims)
     device = tensor.device if isinstance(tensor, Tensor) else torch.device("cpu")
-    check_size(shape, available_memory(device) if memory is None else memory)
+    check_size(
+        shape, available_memory(device) if memory is None else whole_number("memory", memory, 1)
+    )
     coords: dict[Hashable, Any] = {}
     if hasattr(tensor, "coords"):
         own = dict(zip((str(d) for d in tensor.dims), names, strict=True))
         for key, value in tensor.coords.items():
             if len(value.dims) <= 1 and (str(key) not in own or own[str(key)] == str(key)):
                 coords[key] = (tuple(own[str(d)] for d in value.dims), np.asarray(value.values))
+        _refuse_taken([str(key) for key in coords if str(key) not in names], names, "A coordinate")
         tensor = tensor.values
     data = _to_torch(tensor)
     low_value, high_value = (float(v) for v in torch.aminmax(data))  # NaN if there is one

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnlens.errors import DecompositionError
 
 from ._input import Labelled, Progress, tell
-from ._solve import Best, Settings, core_sizes, polish, solve
+from ._solve import COARSER, Best, Settings, core_sizes, polish, solve
 from .align import factor_match, match_null
 from .compress import Compressed, compress, times
 from .diagnostics import Degeneracy, canonical, core_consistency, degeneracy, residual_error
@@ -22,6 +22,8 @@ from .results import CPFit
 _SPLIT_TOL = 1e-6
 _SPLIT_SWEEPS = 150
 _NULL_DRAWS = 40
+_KEPT = 10
+"""One in so many sweeps is kept for the whole tensor, whatever the core needs."""
 
 
 class Job:
@@ -31,13 +33,11 @@ class Job:
         self,
         labelled: Labelled,
         settings: Settings,
-        polish_sweeps: int,
         progress: Progress | None = None,
         packed: Compressed | None = None,
     ) -> None:
         self.labelled = labelled
         self.settings = settings
-        self.polish_sweeps = polish_sweeps
         self.progress = progress
         self.packed = packed
         self.shape = tuple(labelled.tensor.shape) if packed is None else packed.shape
@@ -53,7 +53,15 @@ class Job:
         cap = math.prod(sorted(packed.core.shape)[:-1])
         warm = warm if max(ranks) <= cap else None
         capped = sorted({min(r, cap) for r in ranks})
-        return solve(packed, capped, self.settings, warm=warm, progress=self.progress)
+        settings = self.settings
+        if self._polishes:
+            kept = math.ceil(settings.max_iter / _KEPT)
+            settings = replace(settings, max_iter=max(settings.max_iter - kept, 1))
+        return solve(packed, capped, settings, warm=warm, progress=self.progress)
+
+    @property
+    def _polishes(self) -> bool:
+        return self.packed is None and self.settings.polish_sweeps != 0
 
     def fit(self, ranks: list[int], warm: list[Tensor] | None = None) -> dict[int, CPFit]:
         """Fit every rank."""
@@ -61,8 +69,8 @@ class Job:
             return {rank: self._zero(rank) for rank in ranks}
         found = self._solve(ranks, warm)
         data = self.labelled.tensor
-        if self.polish_sweeps and self.packed is None:
-            polish(data, found, self.settings, self.polish_sweeps, self.progress)
+        if self._polishes:
+            polish(data, found, self.settings, self.progress)
         forms = {rank: canonical(best.factors) for rank, best in found.items()}
         tell(self.progress, "diagnose", 0, 1)
         inner = [(w, self._inward(rows)) for w, rows in forms.values()]
@@ -134,6 +142,7 @@ class Job:
             self.settings,
             tol=max(self.settings.tol, _SPLIT_TOL),
             max_iter=min(self.settings.max_iter, _SPLIT_SWEEPS),
+            polish_sweeps=0,
         )
         data = self.labelled.tensor
         index = torch.from_numpy(entries).to(data.device)
@@ -151,7 +160,7 @@ class Job:
             return None
         part = part / norm
         packed = None if bases is None else Compressed(part, bases)
-        return Job(Labelled(part, self.labelled.dims), loose, 0, packed=packed)
+        return Job(Labelled(part, self.labelled.dims), loose, packed=packed)
 
     def _report(
         self,
@@ -181,7 +190,7 @@ class Job:
             weights, rows = _fill(weights, rows, rank, self.settings.seed)
             consistency = math.nan
         if not best.converged:
-            notes.append(f"Not converged after {best.n_sweeps:.0f} sweeps.")
+            notes.append(self._unsettled(best.n_sweeps))
         if signs.degenerate:
             notes.append(
                 f"Degenerate: two components cancel each other (least triple cosine "
@@ -195,12 +204,24 @@ class Job:
             consistency, notes,
         )  # fmt: skip
 
+    def _unsettled(self, sweeps: int) -> str:
+        settings = self.settings
+        tol = settings.tol * (COARSER if self._polishes else 1)
+        if settings.polish_sweeps and sweeps < settings.max_iter:
+            remedy = f"raise polish_sweeps ({settings.polish_sweeps})"
+        else:
+            remedy = f"raise max_iter ({settings.max_iter})"
+        return (
+            f"Not converged: after {sweeps} sweeps the error still falls by more than {tol:.3g} a "
+            f"sweep. To let it settle, {remedy} or tol ({settings.tol:.3g})."
+        )
+
     def _zero(self, rank: int) -> CPFit:
         none = torch.zeros(0, dtype=torch.float64)
         empty = [torch.zeros(0, n, dtype=torch.float64) for n in self.shape]
         weights, rows = _fill(none, empty, rank, self.settings.seed)
         return self._result(
-            weights, rows, rank, 0.0, True, 0.0, np.zeros(self.settings.n_restarts),
+            weights, rows, rank, 0.0, True, 0, np.zeros(self.settings.n_restarts),
             Degeneracy(1.0, 0.0, False), math.nan,
             ["The tensor is zero: every component has weight 0 and seeded random factors."],
         )  # fmt: skip
@@ -212,7 +233,7 @@ class Job:
         rank: int,
         error: float,
         converged: bool,
-        n_sweeps: float,
+        n_sweeps: int,
         restart_errors: np.ndarray,
         signs: Degeneracy,
         consistency: float,

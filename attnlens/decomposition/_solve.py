@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from .nonnegative import hals, positive_part, positive_start
 _SCOUT_TOL = 1e-6
 _SCOUT_SWEEPS = 60
 _FINALISTS = 3
+COARSER = 100
+"""Tolerance on the whole tensor, where a sweep costs far more, over that on the core."""
 _BATCH = 1 << 24
 """Elements of the largest temporary of a batch."""
 
@@ -31,7 +33,7 @@ class Best:
     """``[component, n_k]`` float64, in the tensor's own space."""
     restart_errors: np.ndarray
     converged: bool
-    n_sweeps: float
+    n_sweeps: int
     error: float = float("nan")
     """Relative error on the whole tensor, where the expansion of the square gives it exactly."""
 
@@ -45,6 +47,8 @@ class Settings:
     nonnegative: bool
     max_iter: int
     tol: float
+    polish_sweeps: int | None = None
+    """Bound on sweeps on the whole tensor; None for what is left of `max_iter`."""
 
 
 def solve(
@@ -187,7 +191,7 @@ def _solve_band(
             rows,
             errors[i * count : (i + 1) * count].sqrt().cpu().numpy(),
             bool(final.converged[best]),
-            float(final.sweeps[best]),
+            whole_sweeps(final.sweeps[best]),
         )
     return out
 
@@ -197,7 +201,7 @@ def run(
     factors: list[Tensor],
     ranks: Tensor,
     settings: Settings,
-    sweeps: int,
+    sweeps: int | Tensor,
     *,
     fine: bool = False,
 ) -> Solution:
@@ -217,13 +221,17 @@ def polish(
     tensor: Tensor,
     found: dict[int, Best],
     settings: Settings,
-    sweeps: int,
     progress: Progress | None = None,
 ) -> None:
     """Go on from the best factors of every rank on the whole tensor, in place."""
-    sweeps = min(sweeps, settings.max_iter)
+    coarser = replace(settings, tol=COARSER * settings.tol)
+    most = settings.max_iter if settings.polish_sweeps is None else settings.polish_sweeps
     order = tensor.ndim
-    ranks = sorted(found)
+    budget = {rank: min(most, settings.max_iter - best.n_sweeps) for rank, best in found.items()}
+    for rank, sweeps in budget.items():
+        if sweeps < 1:  # nothing is known of the whole tensor then
+            found[rank].converged = False
+    ranks = sorted(rank for rank, sweeps in budget.items() if sweeps >= 1)
     largest = tensor.numel() // min(tensor.shape)
     groups: list[list[int]] = []
     for rank in ranks:
@@ -239,12 +247,13 @@ def polish(
             torch.stack([_pad(found[r].factors[k], width) for r in group]) for k in range(order)
         ]
         counts = torch.tensor(group, device=tensor.device)
-        result = run(problem, start, counts, settings, sweeps, fine=True)
+        left = torch.tensor([budget[r] for r in group], device=tensor.device)
+        result = run(problem, start, counts, coarser, left, fine=True)
         for i, rank in enumerate(group):
             best = found[rank]
             best.factors = [f[i, :rank] for f in result.factors]
-            best.converged = best.converged and bool(result.converged[i])
-            best.n_sweeps += float(result.sweeps[i])
+            best.converged = bool(result.converged[i])
+            best.n_sweeps += whole_sweeps(result.sweeps[i])
             # In float64 the expansion is good to 1e-15 of the components' energy.
             norms = torch.stack([f.square().sum(1) for f in best.factors])
             loss, energy = float(result.loss[i]), float(norms.prod(0).sum())
@@ -252,6 +261,11 @@ def polish(
                 best.error = math.sqrt(loss)
         done += len(group)
         tell(progress, "polish", done, len(ranks))
+
+
+def whole_sweeps(sweeps: Tensor) -> int:
+    """Sweeps that were begun: a round updates all modes but one."""
+    return math.ceil(float(sweeps) - 1e-6)
 
 
 def _pad(rows: Tensor, width: int) -> Tensor:

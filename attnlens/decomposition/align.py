@@ -11,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 from attnlens.errors import DecompositionError
 
+from ._input import is_whole, whole_number
+
 
 @dataclass(frozen=True)
 class FactorMatch:
@@ -123,7 +125,8 @@ def match_null(
     """
     left, right = _factors(a), _factors(b)
     which = _modes(left, right, modes)
-    rng = np.random.default_rng(seed)
+    n_draws = whole_number("n_draws", n_draws, 1)
+    rng = np.random.default_rng(whole_number("seed", seed, 0))
     mean, least = np.empty(n_draws), np.empty(n_draws)
     for i in range(n_draws):
         mixed = ([rng.permuted(f, axis=0) for f in right[0]], right[1])
@@ -169,12 +172,25 @@ def _factors(source: Any) -> _Components:
     weights = None
     if hasattr(source, "factors"):
         weights, source = source.weights, source.factors
-    factors = [np.asarray(f, dtype=np.float64) for f in source]
+    try:
+        factors = [np.asarray(f, dtype=np.float64) for f in source]
+    except (TypeError, ValueError):
+        raise DecompositionError(
+            f"{source!r} holds no factors.",
+            hint="Give a CPFit, a CPTensor or one array [n_k, component] per mode.",
+        ) from None
     if not factors or any(f.ndim != 2 or f.shape[1] != factors[0].shape[1] for f in factors):
         raise DecompositionError(
             f"Factors [n_k, component] of one rank are needed; got shapes "
             f"{[f.shape for f in factors]}."
         )
+    for k, factor in enumerate(factors):
+        if not np.isfinite(factor).all():
+            bad = factor[~np.isfinite(factor)]
+            raise DecompositionError(
+                f"{len(bad)} of {factor.size} entries of the factor of mode {k} are not finite; "
+                f"the first is {bad[0]}."
+            )
     if weights is None:
         weights = np.ones(factors[0].shape[1])
     return factors, np.asarray(weights, dtype=np.float64)
@@ -183,8 +199,11 @@ def _factors(source: Any) -> _Components:
 def _modes(a: _Components, b: _Components, modes: Sequence[int] | None) -> list[int]:
     if len(a[0]) != len(b[0]):
         raise DecompositionError(f"One fit has {len(a[0])} modes, the other {len(b[0])}.")
-    chosen = list(range(len(a[0]))) if modes is None else [int(k) for k in modes]
+    count = len(a[0])
+    chosen = list(range(count)) if modes is None else list(modes)
     for k in chosen:
+        if not is_whole(k) or not -count <= k < count:
+            raise DecompositionError(f"modes={chosen}: whole numbers under {count} are needed.")
         if a[0][k].shape[0] != b[0][k].shape[0]:
             raise DecompositionError(
                 f"Mode {k} has {a[0][k].shape[0]} entries in one fit and {b[0][k].shape[0]} "

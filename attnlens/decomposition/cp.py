@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnlens.errors import DecompositionError
 
-from ._input import Labelled, Progress, read
+from ._input import Labelled, Progress, is_whole, read, whole_number, yes_or_no
 from ._job import Job
 from ._solve import Settings
 from .compress import Compressed
@@ -32,7 +32,7 @@ def cp(
     nonnegative: bool = ...,
     max_iter: int = ...,
     tol: float = ...,
-    polish_sweeps: int = ...,
+    polish_sweeps: int | None = ...,
     init: Any = ...,
     dims: Sequence[str] | None = ...,
     memory: int | None = ...,
@@ -51,7 +51,7 @@ def cp(
     max_rank: int = ...,
     max_iter: int = ...,
     tol: float = ...,
-    polish_sweeps: int = ...,
+    polish_sweeps: int | None = ...,
     dims: Sequence[str] | None = ...,
     memory: int | None = ...,
     progress: Progress | None = ...,
@@ -68,7 +68,7 @@ def cp(
     max_rank: int = MAX_RANK,
     max_iter: int = 500,
     tol: float = 1e-8,
-    polish_sweeps: int = 10,
+    polish_sweeps: int | None = None,
     init: Any = None,
     dims: Sequence[str] | None = None,
     memory: int | None = None,
@@ -105,11 +105,13 @@ def cp(
     max_rank : int
         Largest rank that "auto" tries.
     max_iter : int
-        Bound on sweeps on the core.
+        Bound on sweeps in all, on the core and on the whole tensor.
     tol : float
-        Converged when the relative error falls by less than this per sweep.
-    polish_sweeps : int
-        Bound on sweeps on the whole tensor; 0 leaves the fit in the compressed space.
+        Converged when the relative error falls by less than this per sweep on the core, and by less
+        than 100 times this on the whole tensor, where a sweep costs far more.
+    polish_sweeps : int, optional
+        Bound on sweeps on the whole tensor; by default they go on until the fit settles or
+        `max_iter` is used up. 0 leaves the fit in the compressed space.
     init : CPFit, CPTensor or sequence of factors, optional
         Factors ``[n_k, rank]`` that take the place of the first start. Never modified.
     dims : sequence of str, optional
@@ -138,20 +140,29 @@ def cp(
     R. Bro, C. A. Andersson, "Improving the speed of multiway algorithms II: compression",
     Chemometr. Intell. Lab. Syst. 42 (1998).
     """
-    settings = _settings(n_restarts, seed, nonnegative, max_iter, tol)
-    if polish_sweeps < 0 or n_splits < 1:
-        raise DecompositionError(
-            f"polish_sweeps={polish_sweeps}, n_splits={n_splits}: at least 0 and 1 are needed."
-        )
-    single = isinstance(rank, int | np.integer) and not isinstance(rank, bool)
+    settings = Settings(
+        n_restarts=whole_number("n_restarts", n_restarts, 1),
+        seed=whole_number("seed", seed, 0),
+        nonnegative=yes_or_no("nonnegative", nonnegative),
+        max_iter=whole_number("max_iter", max_iter, 1),
+        tol=_tolerance(tol),
+        polish_sweeps=None
+        if polish_sweeps is None
+        else whole_number("polish_sweeps", polish_sweeps, 0),
+    )
+    n_splits, max_rank = (
+        whole_number("n_splits", n_splits, 1),
+        whole_number("max_rank", max_rank, 1),
+    )
+    single = is_whole(rank)
     ranks = _ranks(rank, max_rank)
     if isinstance(tensor, Compressed):
         # The core is scaled to the unit norm of the tensor, lost part included.
         labelled = Labelled(tensor.core, tensor.dims, dict(tensor.coords), (tensor.norm, 1.0))
-        job = Job(labelled, settings, 0, progress, tensor)
+        job = Job(labelled, settings, progress, tensor)
     else:
         labelled = read(tensor, dims=dims, nonnegative=nonnegative, memory=memory)
-        job = Job(labelled, settings, polish_sweeps, progress)
+        job = Job(labelled, settings, progress)
     names = job.labelled.dims
     if single:
         warm = None if init is None else _warm(init, job.shape, ranks[0], nonnegative)
@@ -165,15 +176,11 @@ def cp(
     return CPScan(fits, None if mode is None else job.select(fits, mode, n_splits))
 
 
-def _settings(n_restarts: int, seed: int, nonnegative: bool, max_iter: int, tol: float) -> Settings:
-    for name, value in (("n_restarts", n_restarts), ("max_iter", max_iter)):
-        if value < 1:
-            raise DecompositionError(f"{name}={value}: at least 1 is needed.")
-    if seed < 0:
-        raise DecompositionError(f"seed={seed}: a whole number of at least 0 is needed.")
-    if not (math.isfinite(tol) and tol >= 0):
-        raise DecompositionError(f"tol={tol}: a finite number of at least 0 is needed.")
-    return Settings(int(n_restarts), int(seed), bool(nonnegative), int(max_iter), float(tol))
+def _tolerance(tol: Any) -> float:
+    number = isinstance(tol, int | float | np.integer | np.floating) and not isinstance(tol, bool)
+    if not (number and math.isfinite(tol) and tol >= 0):
+        raise DecompositionError(f"tol={tol!r}: a finite number of at least 0 is needed.")
+    return float(tol)
 
 
 def _ranks(rank: Any, max_rank: int) -> list[int]:
@@ -186,13 +193,12 @@ def _ranks(rank: Any, max_rank: int) -> list[int]:
         values: list[Any] = list(range(1, max_rank + 1))
     else:
         values = list(rank) if isinstance(rank, Iterable) else [rank]
-    whole = [v for v in values if isinstance(v, int | np.integer) and not isinstance(v, bool)]
-    if not values or len(whole) != len(values) or min(whole) < 1:
+    if not values or not all(is_whole(v) and v >= 1 for v in values):
         raise DecompositionError(
             f"rank={rank!r}: whole numbers of at least 1 are needed.",
             hint='Give a number, several, or "auto".',
         )
-    return sorted({int(v) for v in whole})
+    return sorted({int(v) for v in values})
 
 
 def _mode(split: str | int, dims: tuple[str, ...]) -> int:
@@ -200,15 +206,24 @@ def _mode(split: str | int, dims: tuple[str, ...]) -> int:
         if split not in dims:
             raise DecompositionError(f"split={split!r} is not a mode of the tensor: {list(dims)}.")
         return dims.index(split)
-    if not -len(dims) <= split < len(dims):
-        raise DecompositionError(f"split={split}: the tensor has {len(dims)} modes.")
+    if not is_whole(split) or not -len(dims) <= split < len(dims):
+        raise DecompositionError(
+            f"split={split!r} is not a mode of the tensor: {list(dims)}.",
+            hint=f"Give a name, or a number under {len(dims)}.",
+        )
     return split % len(dims)
 
 
 def _warm(init: Any, shape: tuple[int, ...], rank: int, nonnegative: bool) -> list[Tensor]:
     """Copy the caller's factors into rows ``[component, n_k]``."""
     weights = getattr(init, "weights", None)
-    factors = [np.array(f, dtype=np.float64) for f in getattr(init, "factors", init)]
+    try:
+        factors = [np.array(f, dtype=np.float64) for f in getattr(init, "factors", init)]
+    except (TypeError, ValueError):
+        raise DecompositionError(
+            f"init={init!r} holds no factors.",
+            hint="Give a CPFit, a CPTensor or one array [n_k, rank] per mode, or leave it out.",
+        ) from None
     if [f.shape for f in factors] != [(n, rank) for n in shape]:
         raise DecompositionError(
             f"init has factors of shapes {[f.shape for f in factors]}; a fit of rank {rank} to a "

@@ -40,9 +40,11 @@ class CPFit:
     error : float
         Norm of the residual over the norm of the tensor, by subtraction.
     converged : bool
-        Whether the best restart, and its polish on the whole tensor, met the tolerance.
-    n_sweeps : float
-        Sweeps of the best restart, polish included.
+        Whether the fit has settled: its error on the whole tensor fell by less than 100 times `tol`
+        per sweep (on the compressed tensor, and by `tol`, where no other was fitted: with
+        ``polish_sweeps=0``, and of slices).
+    n_sweeps : int
+        Sweeps of the best restart, those on the whole tensor included.
     restart_errors : ndarray
         Relative error of each restart on the compressed tensor, before the polish. All but the best
         three stopped at a looser tolerance (1e-6 per sweep).
@@ -60,13 +62,13 @@ class CPFit:
         What a reader should know about this fit.
     """
 
-    weights: np.ndarray
-    factors: tuple[np.ndarray, ...]
+    weights: np.ndarray = field(repr=False)
+    factors: tuple[np.ndarray, ...] = field(repr=False)
     dims: tuple[str, ...]
     error: float
     converged: bool
-    n_sweeps: float
-    restart_errors: np.ndarray
+    n_sweeps: int
+    restart_errors: np.ndarray = field(repr=False)
     degeneracy: Degeneracy
     core_consistency: float
     rank: int
@@ -276,11 +278,11 @@ class TuckerFit:
         What a reader should know.
     """
 
-    core: np.ndarray
-    factors: tuple[np.ndarray | None, ...]
+    core: np.ndarray = field(repr=False)
+    factors: tuple[np.ndarray | None, ...] = field(repr=False)
     dims: tuple[str, ...]
     ranks: tuple[int, ...]
-    spectra: Mapping[str, np.ndarray]
+    spectra: Mapping[str, np.ndarray] = field(repr=False)
     error: float
     converged: bool
     n_sweeps: int

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnlens.errors import DecompositionError
 
-from ._input import Progress, _to_torch, names_of, tell
+from ._input import Progress, _to_torch, is_whole, names_of, tell, whole_number
 from ._solve import core_sizes
 from .compress import Compressed, complete, compress, cross, times
 
@@ -113,12 +113,14 @@ def compress_slices(
     N. Halko, P.-G. Martinsson, J. A. Tropp, "Finding structure with randomness", SIAM Rev. 53
     (2011), algorithm 4.4.
     """
-    if rank < 1 or power < 1:
-        raise DecompositionError(f"rank={rank}, power={power}: at least 1 is needed.")
+    rank, power, seed = (
+        whole_number("rank", rank, 1),
+        whole_number("power", power, 1),
+        whole_number("seed", seed, 0),
+    )
     source = _Source(slices, mode, dims)
     generator = torch.Generator().manual_seed(seed)
-    if length is None:
-        length = source.length()
+    length = source.length() if length is None else whole_number("length", length, 1)
     shape = [length if k == source.mode else n for k, n in enumerate(source.shape)]
     bases: dict[int, Tensor] = {}
     for k, count in enumerate(_sketch_sizes(shape, rank, source.mode)):
@@ -208,8 +210,8 @@ class _Source:
             if mode not in self.dims:
                 raise DecompositionError(f"mode={mode!r} is none of {list(self.dims)}.")
             mode = self.dims.index(mode)
-        if not -len(self.dims) <= mode < len(self.dims):
-            raise DecompositionError(f"mode={mode}: the slices have {len(self.dims)} modes.")
+        if not is_whole(mode) or not -len(self.dims) <= mode < len(self.dims):
+            raise DecompositionError(f"mode={mode!r}: the slices have {len(self.dims)} modes.")
         self.mode = mode % len(self.dims)
         self.shape = tuple(int(n) for n in first.shape)
         data = self._convert(first)

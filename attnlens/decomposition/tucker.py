@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnlens.errors import DecompositionError
 
-from ._input import Labelled, Progress, read, tell
+from ._input import Labelled, Progress, is_whole, read, tell, whole_number
 from .compress import complete, fix_signs, leading, times
 from .results import TuckerFit
 
@@ -30,15 +30,15 @@ def tucker(
     tensor: Any,
     ranks: Ranks | None = None,
     *,
-    n_sweeps: int = 10,
+    n_sweeps: int = 500,
     dims: Sequence[str] | None = None,
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> TuckerFit:
     """Decompose a tensor into a core and an orthonormal factor per mode.
 
-    Sequentially truncated HOSVD, smallest mode first, then a few sweeps of higher-order orthogonal
-    iteration, all by Gram matrices. Deterministic.
+    Sequentially truncated HOSVD, smallest mode first, then sweeps of higher-order orthogonal
+    iteration until the error settles, all by Gram matrices. Deterministic.
 
     Parameters
     ----------
@@ -48,9 +48,10 @@ def tucker(
         Per mode, in order: an int is a size of the core; a float in (0, 1) a share of the energy,
         met by the smallest number of leading directions of that mode's unfolding. One value serves
         all modes (an int is then capped at each mode's size). None or "all" keeps every direction.
-        A mapping from mode names gives a partial Tucker decomposition: modes not named stay whole.
+        A mapping from modes, by name or number, gives a partial Tucker decomposition: modes not
+        named stay whole.
     n_sweeps : int
-        Bound on HOOI sweeps.
+        Bound on HOOI sweeps. 0 leaves the HOSVD, whose error lies above the best.
     dims : sequence of str, optional
         Names of the modes, where the tensor does not carry them.
     memory : int, optional
@@ -74,8 +75,7 @@ def tucker(
     "On the best rank-1 and rank-(R1, R2, ..., RN) approximation of higher-order tensors", SIAM J.
     Matrix Anal. Appl. 21 (2000).
     """
-    if n_sweeps < 0:
-        raise DecompositionError(f"n_sweeps={n_sweeps}: at least 0 is needed.")
+    n_sweeps = whole_number("n_sweeps", n_sweeps, 0)
     labelled = read(tensor, dims=dims, modes=(2, 6), memory=memory)
     wanted, notes = _wanted(ranks, labelled)
     if labelled.is_zero:
@@ -117,7 +117,10 @@ class _Tucker:
         if error < 1e-3:  # the expansion of the square has no digits left
             error = _residual(data, core, bases)
         if not settled:
-            self.notes.append(f"The error was not seen to settle within {made} sweeps.")
+            self.notes.append(
+                f"Not converged: within {made} sweeps the error was not seen to fall by less than "
+                f"{_SETTLED:.0e} in one. To let it settle, raise n_sweeps ({n_sweeps})."
+            )
         return TuckerFit(
             core=self.labelled.rescale(core.cpu().numpy()),
             factors=tuple(
@@ -199,23 +202,30 @@ def _wanted(ranks: Any, labelled: Labelled) -> tuple[list[_Wanted], list[str]]:
     dims, shape = labelled.dims, tuple(labelled.tensor.shape)
     count = len(shape)
     notes: list[str] = []
+
+    def one(value: Any, mode: int) -> int | float:
+        return _one(value, shape, mode, dims[mode])
+
     if isinstance(ranks, Mapping):
-        unknown = [str(d) for d in ranks if d not in dims]
+        by_name = {dims[d] if is_whole(d) and -count <= d < count else d: ranks[d] for d in ranks}
+        unknown = [str(d) for d in by_name if d not in dims]
         if unknown:
             raise DecompositionError(
                 f"ranks name {unknown}, which the tensor does not have: its modes are {list(dims)}."
             )
         if not ranks:
             raise DecompositionError("ranks={}: at least one mode is to be named.")
-        named = [_one(ranks[d], shape, k) if d in ranks else None for k, d in enumerate(dims)]
+        if len(by_name) < len(ranks):
+            raise DecompositionError(f"ranks={dict(ranks)} name a mode twice: {list(dims)}.")
+        named = [one(by_name[d], k) if d in by_name else None for k, d in enumerate(dims)]
         return named, notes
     if ranks is None or isinstance(ranks, str | float | np.floating):
-        return [_one(ranks, shape, k) for k in range(count)], notes
-    if isinstance(ranks, int | np.integer) and not isinstance(ranks, bool):
+        return [one(ranks, k) for k in range(count)], notes
+    if is_whole(ranks):
         capped = [f"{d!r} ({n})" for d, n in zip(dims, shape, strict=True) if n < ranks]
         if capped and ranks > 0:
             notes.append(f"Rank {ranks} was capped at the size of {', '.join(capped)}.")
-        return [_one(min(int(ranks), n), shape, k) for k, n in enumerate(shape)], notes
+        return [one(min(int(ranks), n), k) for k, n in enumerate(shape)], notes
     try:
         values = list(ranks)
     except TypeError:
@@ -224,24 +234,24 @@ def _wanted(ranks: Any, labelled: Labelled) -> tuple[list[_Wanted], list[str]]:
         raise DecompositionError(
             f"{count} ranks needed, {len(values)} given: ranks={values} for modes {list(dims)}."
         )
-    return [_one(v, shape, k) for k, v in enumerate(values)], notes
+    return [one(v, k) for k, v in enumerate(values)], notes
 
 
-def _one(value: Any, shape: tuple[int, ...], mode: int) -> int | float:
+def _one(value: Any, shape: tuple[int, ...], mode: int, name: str) -> int | float:
     """One mode's rank: a size, or a share of the energy."""
     size = shape[mode]
     if value is None or (isinstance(value, str) and value == "all"):
         return min(size, math.prod(shape) // size)
     if isinstance(value, float | np.floating) and 0 < value < 1:
         return float(value)
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1:
+    if is_whole(value) and value >= 1:
         if value > size:
             raise DecompositionError(
-                f"Rank {value} is above the size {size} of mode {mode}; the shape is {shape}.",
+                f"Rank {value} is above the size {size} of mode {name!r}; the shape is {shape}.",
                 hint=f"Give at most {size}.",
             )
         return int(value)
-    raise DecompositionError(f"rank {value!r} of mode {mode} is not understood.", hint=_HINT)
+    raise DecompositionError(f"Rank {value!r} of mode {name!r} is not understood.", hint=_HINT)
 
 
 def _zero(labelled: Labelled, wanted: list[_Wanted]) -> TuckerFit:

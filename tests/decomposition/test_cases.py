@@ -115,14 +115,84 @@ def test_tensors_that_make_no_sense(tensor):
         {"polish_sweeps": -1},
         {"dims": ["a", "b"]},
         {"dims": ["a", "a", "b"]},
-        {"dims": ["a", "b", "component"]},
         {"init": [np.zeros((12, 3))]},
         {"init": [np.full((n, 2), np.nan) for n in X.shape]},
+        {"init": "svd"},
+        {"n_restarts": "a"},
+        {"n_restarts": 1.5},
+        {"seed": None},
+        {"seed": 1.5},
+        {"max_iter": 2.5},
+        {"polish_sweeps": 0.5},
+        {"nonnegative": "no"},
+        {"tol": "1e-8"},
+        {"memory": "1G"},
     ],
 )
 def test_options_that_make_no_sense(options):
-    with pytest.raises(DecompositionError):
+    with pytest.raises(DecompositionError, match=next(iter(options))):
         cp(X, 2, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_rank": 0}, {"max_rank": 2.5}, {"n_splits": 0}, {"n_splits": 1.5}]
+)
+def test_options_of_a_scan_that_make_no_sense(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(DecompositionError, match=f"^{name}={value}: a whole number of at least 1"):
+        cp(X, "auto", **options)
+
+
+@pytest.mark.parametrize("split", [True, 1.0, 3])
+def test_splits_that_make_no_sense(split):
+    with pytest.raises(DecompositionError, match=f"split={split} is not a mode"):
+        cp(X, [1, 2], split=split)
+
+
+@pytest.mark.parametrize("rank", [0, "0.9"])
+def test_tucker_names_the_mode_of_a_rank_that_makes_no_sense(rank):
+    tensor = xr.DataArray(X, dims=("head", "pos", "d_model"))
+    with pytest.raises(DecompositionError, match="of mode 'head'"):
+        tucker(tensor, (rank, 1, 1))
+
+
+def test_factors_that_are_not_finite_are_not_matched():
+    with pytest.raises(DecompositionError, match="the factor of mode 1 are not finite"):
+        factor_match([np.ones((3, 1)), np.full((2, 1), np.nan)], [np.ones((3, 1)), np.ones((2, 1))])
+
+
+@pytest.mark.parametrize("modes", [[3], [0.5], ["a"]])
+def test_modes_that_there_are_not_are_not_matched(modes):
+    factors = [np.ones((n, 1)) for n in X.shape]
+    with pytest.raises(DecompositionError, match="modes="):
+        factor_match(factors, factors, modes=modes)
+
+
+def test_a_result_beyond_floating_point_is_refused():
+    with pytest.raises(DecompositionError, match="above the largest float64"):
+        cp(np.full((4, 5, 6), 1.7e308), 1)
+    assert cp(np.full((4, 5, 6), 1e306), 1).weights[0] == pytest.approx(120**0.5 * 1e306)
+
+
+@pytest.mark.parametrize(
+    "name", ["component", "weights", "restart", "core", "factor_a", "a_component"]
+)
+def test_names_that_the_results_need_are_refused(name):
+    for call in (cp, tucker):
+        with pytest.raises(DecompositionError, match=f"called '{name}'"):
+            call(X, 2, dims=["a", "b", name])
+        labelled = xr.DataArray(
+            X, dims=("a", "b", "c"), coords={name: ("b", np.arange(X.shape[1]))}
+        )
+        with pytest.raises(
+            DecompositionError, match=f"coordinate of the tensor is called '{name}'"
+        ):
+            call(labelled, 2)
+
+
+def test_what_is_printed_of_a_fit_is_short():
+    assert len(repr(cp(X, 2))) < 400
+    assert len(repr(tucker(X, 0.5))) < 400
 
 
 def test_degenerate_tensor_is_flagged():
@@ -142,6 +212,8 @@ def test_too_large_a_tensor_is_refused_before_it_is_read():
         with pytest.raises(DecompositionError, match="GiB") as caught:
             call(huge, 2, memory=32 << 30)
         assert "slices" in caught.value.hint
+        with pytest.raises(DecompositionError, match=r"of memory; 10 bytes may be used"):
+            call(X, 2, memory=10)
     assert time.perf_counter() - start < 1
 
 

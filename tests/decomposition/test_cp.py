@@ -237,6 +237,31 @@ def test_stopping_early_is_said():
     assert fit.dataset.attrs["converged"] == 0
 
 
+def test_fits_settle_on_the_whole_tensor():
+    settled = 0
+    for seed in range(6):
+        tensor = np.random.default_rng(seed).standard_normal((10, 12, 14))
+        fit = cp(tensor, 2)
+        assert isinstance(fit.n_sweeps, int) and fit.n_sweeps <= 500
+        if fit.converged:
+            # Where it has settled, going on from there gains nothing.
+            again = cp(tensor, 2, init=fit, n_restarts=1)
+            assert abs(fit.error - again.error) < 1e-5
+        settled += fit.converged
+    assert settled == 6
+
+
+@pytest.mark.parametrize("sweeps", [1, 2, 7, 20])
+def test_sweeps_in_all_are_bounded_and_the_remedy_is_named(sweeps):
+    tensor = np.random.default_rng(0).standard_normal((10, 12, 14))
+    fit = cp(tensor, 3, max_iter=sweeps)
+    assert not fit.converged and fit.n_sweeps <= sweeps
+    assert any(f"raise max_iter ({sweeps})" in n for n in fit.notes)
+    fit = cp(tensor, 3, polish_sweeps=2)
+    assert not fit.converged
+    assert any("raise polish_sweeps (2)" in n for n in fit.notes)
+
+
 def test_a_poor_fit_is_said():
     fit = cp(np.random.default_rng(0).standard_normal((10, 20, 30)), 2)
     assert any("explains" in n for n in fit.notes)

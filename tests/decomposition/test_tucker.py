@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlens.decomposition import tucker
+from attnlens.errors import DecompositionError
 
 from .planted import planted, relative_error
 
@@ -108,6 +109,24 @@ def test_partial_tucker_leaves_modes_whole():
     alone = tucker(tensor, {"head": 3})
     tail = np.linalg.svd(tensor.values.reshape(8, -1), compute_uv=False) ** 2
     assert alone.error**2 == pytest.approx(tail[3:].sum() / tail.sum())
+
+
+def test_modes_may_be_given_by_number():
+    tensor = decaying((8, 12, 10))
+    by_number, by_name = tucker(tensor, {1: 4, -1: 2}), tucker(tensor, {"mode_1": 4, "mode_2": 2})
+    np.testing.assert_array_equal(by_number.core, by_name.core)
+    with pytest.raises(DecompositionError, match="twice"):
+        tucker(tensor, {1: 4, "mode_1": 4})
+
+
+def test_it_goes_on_until_the_error_settles():
+    for seed in range(6):
+        tensor = np.random.default_rng(seed).standard_normal((10, 12, 14))
+        fit = tucker(tensor, 2)
+        assert fit.converged and not fit.notes
+        more = tucker(tensor, 2, n_sweeps=fit.n_sweeps - 1)
+        assert not more.converged and more.error > fit.error
+        assert f"raise n_sweeps ({fit.n_sweeps - 1})" in more.notes[0]
 
 
 def test_interactions_are_ranked_with_their_share():
