@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import FigureBase
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
 from attnlens.errors import AnalysisError
 from attnlens.figures.style import (
@@ -274,10 +275,13 @@ def _group_colours(labels: list[Hashable] | None) -> dict[Hashable, str]:
 
 
 def _strip(ax: Axes, kinds: list[Hashable], colours: dict[Hashable, str]) -> None:
+    # In inches from the axes' edge: the labels keep their distance however wide the panel is.
+    edge = ScaledTranslation(0, 0, ax.transAxes)
+    place = blended_transform_factory(ax.figure.dpi_scale_trans + edge, ax.transData)
     for i, kind in enumerate(kinds):
         ax.add_patch(
             Rectangle(
-                (-0.034, i - 0.5), 0.024, 1, transform=ax.get_yaxis_transform(), clip_on=False,
+                (-0.08, i - 0.5), 0.06, 1, transform=place, clip_on=False,
                 facecolor=colours.get(kind, "#e4e6e8"), linewidth=0,
             )
         )  # fmt: skip

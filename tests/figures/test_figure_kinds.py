@@ -287,3 +287,18 @@ def test_the_sequential_scale_darkens_evenly(cmap: Any) -> None:
 )  # fmt: skip
 def test_numbers_are_short(value: float, company: Any, text: str) -> None:
     assert short_number(value, company) == text
+
+
+@pytest.mark.parametrize("n_components", [2, 40])
+def test_head_labels_stand_clear_of_the_group_strip(n_components: int) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure = Figure()
+    values = np.random.default_rng(0).random((6, n_components))
+    (ax,) = figures.loading_matrix(figure, values, groups=[0, 0, 0, 1, 1, -1])
+    figure.canvas.draw()
+    strips = [p.get_window_extent() for p in ax.patches if isinstance(p, Rectangle)]
+    labels = [t.get_window_extent() for t in ax.get_yticklabels()]
+    assert max(box.x1 for box in labels) <= min(box.x0 for box in strips)
+    assert max(box.x1 for box in strips) <= ax.get_window_extent().x0

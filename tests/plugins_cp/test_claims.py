@@ -163,3 +163,26 @@ def test_the_error_is_of_the_tensor_and_nearly_least() -> None:
     products = np.einsum("htf,hr,fr->tr", tensor, a, c)
     better = products @ np.linalg.inv((a.T @ a) * (c.T @ c))
     assert error(a, better, c) > found.attrs["error"] - 1e-4
+
+
+def words_of(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return "\n".join(t.get_text() for t in figure.findobj(Text))
+
+
+def test_the_figure_of_ranks_says_what_was_chosen() -> None:
+    analysis = CP(rank="1..3", types=False, **FAST)
+    result = analysis.compute(chance(0))
+    assert not result.attrs["stable"]
+    low = result.assign(scan_core_consistency=0 * result["scan_core_consistency"] - 500)
+    figure = analysis.draw("rank_selection", low)
+    assert "No rank is stable" in words_of(figure)
+    assert "under -20" in words_of(figure)
+
+
+def test_a_head_of_two_types_is_named_by_both(grouped: tuple[CP, Any]) -> None:
+    analysis, result = grouped
+    high, low = 0 * result["cohesion"] + 0.9, 0 * result["cohesion_twin"]
+    result = result.assign(sink=high, induction=high, sink_twin=low, induction_twin=low)
+    assert "sink and induction" in words_of(analysis.draw("head_clusters", result))

@@ -331,7 +331,9 @@ def _rank(result: xr.Dataset) -> attnlens.Finding:
             f" Core consistency is {consistency:.0f}% (100% for components that do not mix): read "
             "them with care."
         )
-    if not attrs["converged"]:
+    if attrs["degenerate"]:
+        warning += " Components cancel each other (degenerate): lower the rank."
+    elif not attrs["converged"]:
         warning += " The fit did not settle; more restarts (n_restarts) may find a better one."
     if "explained_twin" not in result:
         return attnlens.Finding(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.ticker import MaxNLocator
 
 import attnlens
 from attnlens_plugins.cp import claims
@@ -20,6 +21,16 @@ MODES = {
     "key_d_model": "what is asked for",
 }
 
+#: Modes that are read from the residual stream, and so are named by the embedding.
+READ_MODES = ("d_model_in", "query_d_model", "key_d_model")
+#: What the numbers beside tokens are.
+WRITTEN = "Change of the logit per unit step along the direction"
+READ = "Product of the token's embedding with the direction"
+#: Core consistency, in percent, that is still drawn as it is.
+_LOWEST = -20
+#: Layers whose positions are drawn, where each has components of its own.
+_LAYERS = 6
+
 
 def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
     """Return the strongest layer's components where layers were decomposed each alone."""
@@ -32,21 +43,35 @@ def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
 
 def head_loadings(result: xr.Dataset, figure: Any) -> str:
     """Draw how heads load on components."""
+    values = result["loadings"]
+    names = None
+    if result.sizes.get("part", 1) > 1:
+        values, names = _of_each_layer(values)
     groups = None
     if result.attrs["n_clusters"]:
         label = result["cluster"].transpose("layer", "head").values.ravel()
         groups = [int(g) + 1 if g >= 0 else -1 for g in label]
     attnlens.figures.loading_matrix(
         figure,
-        result["loadings"],
+        values,
         title="Which heads belong to which component",
         label="Loading of the head",
         groups=groups,
+        components=names,
     )
     return (
-        f"Loadings of {result['loadings'].sizes['layer'] * result['loadings'].sizes['head']} heads "
-        f"on {result.sizes['component']} components, like heads side by side."
+        f"Loadings of {values.sizes['layer'] * values.sizes['head']} heads on "
+        f"{values.sizes['component']} components, like heads side by side"
+        + ("; each layer has components of its own." if names else ".")
     )
+
+
+def _of_each_layer(loadings: xr.DataArray) -> tuple[xr.DataArray, list[str]]:
+    """Give the components of each layer columns of their own, named ``layer:component``."""
+    layers, numbers = loadings["layer"].values, loadings["component"].values
+    parts = [loadings.where(loadings["layer"] == n, 0.0) for n in layers]
+    names = [f"{n}:{c}" for n in layers for c in numbers]
+    return xr.concat(parts, "component").assign_coords(component=names), names
 
 
 def rank_selection(result: xr.Dataset, figure: Any) -> str:
@@ -69,18 +94,30 @@ def rank_selection(result: xr.Dataset, figure: Any) -> str:
                 values = values.median("split")
             shown = values.values
             if name == "scan_core_consistency":
-                shown = np.clip(shown, -20, 105)
-                ax.set_ylim(-25, 108)
+                ax.set_ylim(_LOWEST, 108)
+                below = shown < _LOWEST
+                ax.plot(
+                    ranks[below], np.full(below.sum(), _LOWEST + 4), "v", color="#1d6f93",
+                    markersize=5,
+                )  # fmt: skip
+                if below.any():
+                    ax.set_xlabel(f"Rank (triangles: under {_LOWEST})")
+                shown = np.where(below, np.nan, shown)
             ax.plot(ranks, shown, "o-", color="#1d6f93", markersize=3.5, linewidth=1.4)
             ax.axvline(result.attrs["rank"], color="#c2571a", linewidth=1.2, linestyle=(0, (4, 2)))
             if line is not None:
                 ax.axhline(line, color="#8d8375", linewidth=1, linestyle=(0, (1, 1.5)))
-            ax.set_xlabel("Rank")
+            ax.set_xlabel(ax.get_xlabel() or "Rank")
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.set_title(label)
             ax.grid(True)
-        figure.suptitle(
-            f"Rank {result.attrs['rank']} was chosen by the match between halves", x=0.01, ha="left"
-        )
+        rank = result.attrs["rank"]
+        title = f"Rank {rank} was chosen by the match between halves"
+        if not result.attrs["stable"]:
+            title = f"No rank is stable; rank {rank}, the smallest tried, is shown"
+        if "scan_stability" not in result:
+            title = f"Rank {rank} is shown: there are no halves to choose by"
+        figure.suptitle(title, x=0.01, ha="left")
     return f"Error, stability and core consistency over ranks. {result.attrs['reason']}"
 
 
@@ -111,18 +148,30 @@ def cluster_map(result: xr.Dataset, figure: Any) -> str:
     count = result.attrs["n_clusters"]
     text = f"Best partition by loadings: silhouette {float(quality.max()):.2f}"
     if not count:
-        text += "; what its groups write is no more alike than in models with random weights"
+        text += "; none of its groups is a cluster"
     label = result["cluster"] if count else result["group"]
     attnlens.figures.category_grid(
         figure,
         label + (label >= 0),
         title="Clusters of heads by their loadings" if count else "No clusters of heads",
         legend_title="Cluster" if count else "Group (no cluster)",
-        marks=types,
+        marks=_told_apart(types),
         note=text + ".",
     )
     named = "; ".join(f"{k}: {', '.join(f'{a}.{b}' for a, b in v)}" for k, v in types.items())
     return f"{text}. Heads of known types: {named or 'none'}."
+
+
+def _told_apart(types: dict[str, list[tuple[int, int]]]) -> dict[str, list[tuple[int, int]]]:
+    """Name every head once: one of several types by all of them."""
+    kinds: dict[tuple[int, int], list[str]] = {}
+    for kind, cells in types.items():
+        for cell in cells:
+            kinds.setdefault(cell, []).append(kind)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for cell, names in sorted(kinds.items()):
+        found.setdefault(" and ".join(names), []).append(cell)
+    return found
 
 
 def words(result: xr.Dataset, figure: Any) -> str:
@@ -138,11 +187,15 @@ def words(result: xr.Dataset, figure: Any) -> str:
         result[f"logits_{mode}"].transpose("component", "end", "place").values,
         [f"Component {int(c)}" for c in result["component"].values],
         f"Vocabulary of each component: {MODES[mode]}{where}",
+        READ if mode in READ_MODES else WRITTEN,
     )
-    return f"The tokens that each component's direction raises and lowers most ({MODES[mode]})."
+    does = "points to and away from" if mode in READ_MODES else "raises and lowers"
+    return f"The tokens that each component's direction {does} most ({MODES[mode]})."
 
 
-def word_bars(figure: Any, names: Any, values: Any, titles: list[str], title: str) -> None:
+def word_bars(
+    figure: Any, names: Any, values: Any, titles: list[str], title: str, label: str = WRITTEN
+) -> None:
     """Draw the tokens at both ends of directions.
 
     Parameters
@@ -151,7 +204,7 @@ def word_bars(figure: Any, names: Any, values: Any, titles: list[str], title: st
     names, values : ndarray [component, end, place]
         Tokens and logits, the top end first.
     titles : list of str
-    title : str
+    title, label : str
     """
     groups = {}
     for c, name in enumerate(titles[:12]):
@@ -164,14 +217,13 @@ def word_bars(figure: Any, names: Any, values: Any, titles: list[str], title: st
         figure,
         groups,
         title=title,
-        label="Change of the logit per unit step along the direction",
+        label=label,
         most=12,
     )
 
 
 def positions(result: xr.Dataset, figure: Any) -> str:
     """Draw how components depend on the position."""
-    result, where = one_part(result)
     names = [str(c) for c in result["component"].values]
     if "position_loadings" in result:
         panels = [("position_loadings", "pos", "Mean loading at the position")]
@@ -184,18 +236,26 @@ def positions(result: xr.Dataset, figure: Any) -> str:
         raise attnlens.Skip(f"{result.attrs['tensor']} has no positions")
     if result.sizes[panels[0][1]] < 2:
         raise attnlens.Skip("there is one position")
-    figure.set_size_inches(7.4 if len(panels) == 1 else 10.5, 4.0)
-    spots = np.atleast_1d(figure.subplots(1, len(panels)))
-    for ax, (name, dim, label) in zip(spots, panels, strict=True):
-        values = result[name].transpose("component", dim)
-        attnlens.figures.curves(
-            ax,
-            values.values,
-            x=values[dim].values,
-            label=label,
-            xlabel="Position",
-            highlight={f"{n}": i for i, n in enumerate(names[:8])},
-        )
+    rows = [(result, "")]
+    if "part" in result.dims:
+        shown = result.isel(part=slice(_LAYERS))
+        rows = [(shown.sel(part=n), f"Layer {n}. ") for n in shown["part"].values]
+    figure.set_size_inches(7.4 if len(panels) == 1 else 10.5, 1.2 + 2.8 * len(rows))
+    spots = figure.subplots(len(rows), len(panels), squeeze=False)
+    for row, (part, where) in zip(spots, rows, strict=True):
+        for ax, (name, dim, label) in zip(row, panels, strict=True):
+            values = part[name].transpose("component", dim)
+            attnlens.figures.curves(
+                ax,
+                values.values,
+                x=values[dim].values,
+                label=f"{where}{label}",
+                xlabel="Position",
+                highlight={f"{n}": i for i, n in enumerate(names[:8])},
+            )
     with attnlens.figures.style():
-        figure.suptitle(f"Components over positions{where}", x=0.012, ha="left")
+        figure.suptitle("Components over positions", x=0.012, ha="left")
+    left_out = result.sizes.get("part", 1) - len(rows)
+    if left_out > 0:
+        return f"Each component's loading over positions; {left_out} more layers are in the result."
     return "Each component's loading over positions."

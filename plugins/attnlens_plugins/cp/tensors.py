@@ -78,7 +78,6 @@ class Compressed:
     def take(self, rows: npt.NDArray[np.int64]) -> Compressed:
         """Return the same tensor with some heads alone."""
         whole, read = self.halves, self.blocks
-        heads_split = self.split == "head"
 
         def halves(i: int) -> tuple[Floats, Floats]:
             assert whole is not None
@@ -89,7 +88,9 @@ class Compressed:
             assert read is not None
             return (block[rows] for block in read())
 
-        kept = None if whole is None else (None if heads_split else halves)
+        kept = None if whole is None else halves
+        if self.split == "head":
+            kept = _by_head(self.core[rows])
         return Compressed(
             self.dims, self.layer[rows], self.head[rows], self.core[rows], self.bases,
             self.energy[rows], self.norm[rows], self.gram[np.ix_(rows, rows)], kept,
@@ -268,20 +269,26 @@ def whole(
             a, b = (np.einsum("hab,ac,bd->hcd", x, *bases, optimize=True) for x in (a, b))
         return a, b
 
-    def by_head(i: int) -> tuple[Floats, Floats]:
-        rng = np.random.default_rng([0, 2, i])
-        inside = rng.permutation(len(core)) < len(core) // 2
-        return core[inside], core[~inside]
-
     found: Callable[[int], tuple[Floats, Floats]] | None = None
     if halves is not None:
         found = projected
-    elif split == "head" and len(core) >= 4:
-        found = by_head
+    elif split == "head":
+        found = _by_head(core)
     return Compressed(
         dims, *numbers, core, bases, (norm * factor) ** 2, norm, gram, found, compared, split,
         None if keep else lambda: iter([tensor]),
     )  # fmt: skip
+
+
+def _by_head(core: Floats) -> Callable[[int], tuple[Floats, Floats]] | None:
+    """Halve the heads at random; None where they are too few."""
+
+    def halves(i: int) -> tuple[Floats, Floats]:
+        rng = np.random.default_rng([0, 2, i])
+        inside = rng.permutation(len(core)) < len(core) // 2
+        return core[inside], core[~inside]
+
+    return halves if len(core) >= 4 else None
 
 
 def _scales(gram: Floats, scaled: bool) -> tuple[Floats, Floats]:
