@@ -128,6 +128,9 @@ def conclude(run: Run, *, quiet: bool) -> None:
         for entry in run.record["analyses"]:
             if entry["status"] == "skipped":
                 console.say(f"{entry['name']} was skipped: {'; '.join(entry['notes'])}")
+                continue
+            for note in entry["notes"]:
+                console.say(f"{typer.style('!', fg='yellow')} {entry['name']}: {note}")
         for finding in sorted(run.findings, key=lambda f: not f.holds):
             mark = typer.style("+", fg="green") if finding.holds else "-"
             console.say(f"{mark} {finding.analysis}: {finding.text}")

@@ -121,6 +121,7 @@ class CP(attnlens.Analysis):
         result["cluster"] = claims.cluster_labels(result)
         result = result.assign_coords(component=np.arange(1, choice.rank + 1))
         notes = [*building.warnings_for(options), *dict.fromkeys(n for f in fits for n in f.notes)]
+        notes += sample.remark(self.name) if sample is not None else []
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return result.assign_attrs(

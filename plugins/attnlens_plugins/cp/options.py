@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import attnlens
 
@@ -110,6 +110,14 @@ class CPOptions(attnlens.Options):
         if isinstance(value, int) and value < 2:
             raise ValueError("at least 2 clusters are needed")
         return value
+
+    @model_validator(mode="after")
+    def _signs_and_bounds(self) -> CPOptions:
+        if self.nonnegative is True and self.tensor != "pattern":
+            raise ValueError(
+                f"nonnegative=true is for tensor=pattern: {self.tensor} has entries of both signs"
+            )
+        return self
 
     def ranks(self, n_heads: int) -> list[int]:
         """Return the ranks to fit, ascending."""
