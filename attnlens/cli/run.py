@@ -128,6 +128,9 @@ def conclude(run: Run, *, quiet: bool) -> None:
         for entry in run.record["analyses"]:
             if entry["status"] == "skipped":
                 console.say(f"{entry['name']} was skipped: {'; '.join(entry['notes'])}")
+                continue
+            for note in entry["notes"]:
+                console.say(f"{typer.style('!', fg='yellow')} {entry['name']}: {note}")
         console.tell(run.findings)
     for name, message in run.errors.items():
         console.complain(

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from attnlens.cli import app
+from attnlens.cli.run import conclude
 from tests.modelzoo import tiny
 
 runner = CliRunner()
@@ -47,6 +49,15 @@ def test_run_prints_the_report_alone_on_stdout(install, gpt2, tokens, tmp_path) 
         "run", gpt2, "--plugins", "lookback", "--tokens", tokens, "--out", tmp_path / "q", "-q"
     )
     assert (quiet.exit_code, quiet.stderr) == (0, "")
+
+
+def test_what_an_analysis_remarks_is_printed(capsys) -> None:
+    entry = {"name": "one", "status": "ok", "notes": ["half of the tokens were left out."]}
+    done = SimpleNamespace(record={"analyses": [entry]}, findings=[], errors={}, report="r.html")
+    conclude(done, quiet=False)
+    assert "one: half of the tokens were left out." in capsys.readouterr().err
+    conclude(done, quiet=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_failing_analysis_gives_exit_code_1_and_keeps_the_others(

@@ -234,3 +234,9 @@ def test_figures_are_drawn_again_without_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'sklearn'} & set(sys.modules), 'too much was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("tensor", ["result", "z", "second_moment", "qk", "ov"])
+def test_tensors_with_signs_have_no_nonnegative_factors(tensor: str) -> None:
+    with pytest.raises(attnlens.errors.OptionError, match=f"{tensor} has entries of both signs"):
+        CP(tensor=tensor, nonnegative=True)

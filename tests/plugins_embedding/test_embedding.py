@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnlens_plugins.embedding import Embedding, maps, scores, vectors
+from attnlens_plugins.embedding import Embedding, drawing, maps, scores, vectors
 
 import attnlens
 from tests.plugins_cp.planted import attention, planted, typed
@@ -184,13 +184,39 @@ def test_no_claim_without_twins_or_structure() -> None:
     assert [f for f in analysis.findings(analysis.compute(store)) if f.holds]
 
 
+@pytest.mark.parametrize(("of", "rank"), [("loadings", 1), ("features", 3)])
+def test_too_few_components_are_said_to_be_cps(of: str, rank: int, tmp_path: Any) -> None:
+    run = attnlens.analyze(
+        store_with_attention(planted(noise=0.3)),
+        [Embedding(of=of), "cp"],
+        options={"cp": {"rank": rank, "n_restarts": 2, "n_splits": 1}},
+        out=tmp_path / "run",
+    )
+    (entry,) = [a for a in run.record["analyses"] if a["name"] == "embedding"]
+    assert entry["status"] == "skipped"
+    assert f"cp's rank is {rank}" in entry["notes"][0] and "-o cp.rank=4" in entry["notes"][0]
+
+
+def test_no_perplexity_is_under_one() -> None:
+    with pytest.raises(attnlens.errors.OptionError, match="perplexity"):
+        Embedding(perplexity=0.5)
+
+
+def test_names_on_a_map_do_not_lie_over_each_other() -> None:
+    places = np.array([[0.0, 0.0], [1e-3, 0.0], [10.0, 0.0], [0.0, 10.0], [np.nan, 0.0]])
+    assert drawing._readable(places) == [0, 2, 3]
+
+
 def test_heads_of_known_types_are_marked() -> None:
     kinds = ["previous", "sink", "duplicate", "induction", "uniform", "uniform"]
     twins = [typed(["uniform"] * 6, seed=k) for k in range(3)]
     result = Embedding().compute(typed(kinds, twins=twins))
-    assert list(result["label_type"].values[:4]) == [
+    labels = [str(v) for v in result["label_type"].values[:4]]
+    # The most special type comes first, and none is hidden.
+    assert [v.split(" and ")[0] for v in labels] == [
         "previous token",
         "sink",
         "duplicate token",
         "induction",
     ]
+    assert labels[2] == "duplicate token and sink"

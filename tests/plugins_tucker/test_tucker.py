@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnlens_plugins.tucker import Tucker
+from attnlens_plugins.tucker import Tucker, telling
 
 import attnlens
 from tests.plugins_cp.planted import attention, chance, planted
@@ -117,11 +117,45 @@ def test_wrong_ranks_are_refused(wrong: Any) -> None:
 
 
 def test_ranks_beyond_the_tensor() -> None:
-    with pytest.raises(attnlens.errors.DecompositionError, match="20"):
+    with pytest.raises(attnlens.errors.DecompositionError, match=r"20 is above .* of mode 'head'"):
         Tucker(ranks="20,3,3").compute(planted())
     with pytest.warns(UserWarning, match="capped"):
         result = Tucker(ranks=20).compute(planted(noise=0.1))
     assert result.attrs["core_sizes"][0] == 12
+
+
+@pytest.mark.parametrize("tensor", ["qk", "ov", "pattern", "second_moment"])
+def test_tensors_without_tokens_have_nothing_to_centre(tensor: str) -> None:
+    with pytest.raises(attnlens.errors.OptionError, match=f"{tensor} has no tokens"):
+        Tucker(tensor=tensor, center=True)
+
+
+def test_sentences_join_what_is_read_and_written() -> None:
+    directions = np.array([[["a", "b"], ["c", "d"]]])
+    read = telling.describe_directions(directions, "on reading a direction along {} and against {}")
+    told = telling.sentence(["heads 0.1, 0.2", read[0], "a direction"], 0.25, 1.0)
+    assert told == (
+        "Heads 0.1, 0.2, on reading a direction along “a” “b” and against “c” “d”: a direction; "
+        "25.0% of the energy."
+    )
+
+
+def test_tokens_of_opposite_sign_are_told_apart() -> None:
+    factor = np.array([[3.0], [-2.0], [2.5], [-1.0]])
+    told = telling.describe_tokens(factor, ["a", "b", "c", "d"])
+    assert told == ["tokens such as “a” “c” against “b” “d”"]
+
+
+def test_a_symmetric_tensor_is_judged_once() -> None:
+    analysis = Tucker(tensor="second_moment")
+    claims = [f.claim for f in analysis.findings(analysis.compute(planted()))]
+    assert len(claims) == len(set(claims))
+
+
+def test_tokens_that_are_left_out_are_said(tmp_path: Any) -> None:
+    run = attnlens.analyze(planted(), [Tucker(max_tokens=8)], out=tmp_path / "run")
+    (note,) = [n for n in run.record["analyses"][0]["notes"] if "left out" in n]
+    assert "tokens were left out; -o tucker.max_tokens=" in note
 
 
 def test_figures_and_tables_of_a_reloaded_result(tmp_path: Any) -> None:

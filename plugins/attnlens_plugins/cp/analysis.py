@@ -116,6 +116,7 @@ class CP(attnlens.Analysis):
             result = result.merge(xr.concat(twins, "twin"))
         result = result.assign_coords(component=np.arange(1, choice.rank + 1))
         notes = [*building.warnings_for(options), *dict.fromkeys(n for f in fits for n in f.notes)]
+        notes += sample.remark(self.name) if sample is not None else []
         for note in notes:
             warnings.warn(note, stacklevel=2)
         result = result.assign_attrs(

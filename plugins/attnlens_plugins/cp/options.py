@@ -124,7 +124,7 @@ class CPOptions(attnlens.Options):
     def _refuse_what_would_be_ignored(self) -> CPOptions:
         if self.nonnegative is True and self.tensor != "pattern":
             raise ValueError(
-                f"nonnegative=true is for tensor=pattern: {self.tensor} has negative entries"
+                f"nonnegative=true is for tensor=pattern: {self.tensor} has entries of both signs"
             )
         if self.center and self.tensor not in ("result", "z"):
             raise ValueError(f"center=true is for result and z, not for {self.tensor}")

@@ -38,6 +38,16 @@ class Sample:
         """Ids of the prompts, ascending."""
         return np.asarray(np.unique(self.prompt))
 
+    def remark(self, plugin: str) -> list[str]:
+        """Say how many tokens were left out, and what decides it."""
+        if not self.left_out:
+            return []
+        taken = len(self.text)
+        return [
+            f"{self.left_out:,} of {taken + self.left_out:,} tokens were left out; "
+            f"-o {plugin}.max_tokens={taken + self.left_out} takes all."
+        ]
+
     def positions_of(self, prompt: int) -> Ints:
         """Return the positions that were taken of one prompt."""
         return np.asarray(self.position[self.prompt == prompt])

@@ -14,7 +14,7 @@ import attnlens
 from attnlens_plugins.cp.claims import typed_heads
 from attnlens_plugins.cp.heads import type_scores
 from attnlens_plugins.embedding import drawing, maps, scores, vectors
-from attnlens_plugins.embedding.options import EmbeddingOptions
+from attnlens_plugins.embedding.options import LEAST, EmbeddingOptions
 
 #: Spread of the purity among models with random weights, at least, and the level of its bounds.
 #: With three twins a claim then needs a purity about 0.3 above theirs.
@@ -126,6 +126,13 @@ class Embedding(attnlens.Analysis):
         if options.of == "outputs":
             return vectors.of_outputs(store, most=options.max_tokens, seed=int(store.manifest.seed))
         assert cp is not None
+        count = cp.sizes["component"] * cp.sizes.get("part", 1)
+        least = LEAST if options.of == "features" else 2
+        if count < least:
+            raise attnlens.Skip(
+                f"of={options.of} needs at least {least} components; cp's rank is "
+                f"{cp.attrs['rank']}: ask for more by -o cp.rank={max(least, 4)}"
+            )
         return vectors.of_loadings(cp) if options.of == "loadings" else vectors.of_features(cp)
 
     def _labels(self, store: Any, points: vectors.Points, cp: xr.Dataset | None) -> dict[str, Any]:
@@ -138,10 +145,10 @@ class Embedding(attnlens.Analysis):
             known = known.merge(both.rename({n: f"{n}_twin" for n in both.data_vars}))
         kinds: dict[tuple[int, int], str] = {}
         found = typed_heads(known)
-        # A head of several types gets the most special: many heads rest on the first token.
+        # The most special type comes first: many heads rest on the first token.
         for kind in sorted(found, key=lambda k: (k == "sink", k == "previous token")):
             for cell in found[kind]:
-                kinds.setdefault(cell, kind)
+                kinds[cell] = f"{kinds[cell]} and {kind}" if cell in kinds else kind
         cells = [(int(a), int(b)) for a, b in zip(points.layer, points.head, strict=True)]
         labels: dict[str, Any] = {
             "layer": points.layer.astype(np.int64),

@@ -12,6 +12,8 @@ import attnlens
 _TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 #: Points up to which each is named.
 _NAMED = 80
+#: Width of a panel, and width and height of a name, in inches.
+_PANEL, _NAME = 3.8, (0.32, 0.11)
 _MARKERS = "osD^vP*X"
 
 
@@ -75,15 +77,26 @@ def _scatter(
             edgecolors="#1c2733" if kind != "none" else "white", linewidths=0.9, zorder=3,
         )  # fmt: skip
     if len(labels) <= _NAMED:
-        for text, (x, y) in zip(result["point"].values, places, strict=True):
-            if np.isfinite(x) and np.isfinite(y):
-                ax.annotate(
-                    str(text), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6.5,
-                    color="#5b6875", zorder=4,
-                )  # fmt: skip
+        for i in _readable(places):
+            ax.annotate(
+                str(result["point"].values[i]), places[i], xytext=(4, 3),
+                textcoords="offset points", fontsize=6.5, color="#5b6875", zorder=4,
+            )  # fmt: skip
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_aspect("equal", adjustable="datalim")
+
+
+def _readable(places: Any) -> list[int]:
+    """Choose the points whose names do not lie over those of earlier ones."""
+    known = np.flatnonzero(np.isfinite(places).all(1))
+    inches = _PANEL * places / max(float(np.ptp(places[known], axis=0).max()), 1e-300)
+    chosen: list[int] = []
+    for i in known:
+        gap = np.abs(inches[chosen] - inches[i]) if chosen else np.full((1, 2), np.inf)
+        if not (gap < _NAME).all(1).any():
+            chosen.append(int(i))
+    return chosen
 
 
 def _kinds(kinds: Any) -> list[str]:

@@ -25,7 +25,7 @@ class EmbeddingOptions(attnlens.Options):
         "tsne", description="Map to draw beside the PCA; umap takes long to import."
     )
     perplexity: float = Field(
-        30.0, gt=0, description="Of t-SNE; lowered to a third of the other points where few."
+        30.0, ge=1, description="Of t-SNE; lowered to a third of the other points where few."
     )
     neighbors: int = Field(
         15, ge=2, description="Of UMAP; lowered to the number of other points where few."

@@ -55,7 +55,7 @@ class Tucker(attnlens.Analysis):
         wanted = options.wanted()
         if wanted is None:
             wanted = [max(min(n, MOST), 1) for n in counts]
-        fit = attnlens.decomposition.tucker(whole.values, wanted)
+        fit = attnlens.decomposition.tucker(whole.values, wanted, dims=whole.dims)
         result = results.label(store, options, whole, sample, fit)
         for name, shares, count in zip(whole.dims, spectra, counts, strict=True):
             result[f"energy_{name}"] = (f"{name}_direction", shares)
@@ -76,6 +76,7 @@ class Tucker(attnlens.Analysis):
         if twins:
             result = result.merge(xr.concat(twins, "twin"))
         notes = [*building.warnings_for(tensor.as_cp(options)), *fit.notes]
+        notes += sample.remark(self.name) if sample is not None else []
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return result.assign_attrs(

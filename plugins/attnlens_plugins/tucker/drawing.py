@@ -96,14 +96,16 @@ def strongest(result: xr.Dataset, figure: Any) -> str:
         for i in range(count)
     ]
     shares = result["share"].values[:count]
-    label = "Share of the energy (%)"
+    bars = list(zip(names, (100 * shares).tolist(), strict=True))
     if "strongest_twin" in result:
-        label += f"; the strongest of twins: {100 * result['strongest_twin'].max().item():.1f}"
+        twins = 100 * np.atleast_1d(result["strongest_twin"].values)
+        bars += [(f"twin {i}: strongest", float(v)) for i, v in enumerate(twins, start=1)]
     attnlens.figures.bars(
         figure,
-        {label: list(zip(names, (100 * shares).tolist(), strict=True))},
+        {"": bars},
         title="The strongest interactions of the core",
-        most=count,
+        label="Share of the energy (%)",
+        most=len(bars),
         tokens=False,
     )
     return "Shares of the strongest interactions. " + " ".join(result["sentence"].values[:3])

@@ -34,8 +34,11 @@ _SHARE_FLOOR = 0.05
 
 def findings(result: xr.Dataset) -> Iterator[attnlens.Finding]:
     """Judge a result."""
+    claims = set()
     for name in result.attrs["modes"]:
-        yield _mode(result, name)
+        if _MODES[name][0] not in claims:  # a symmetric tensor has two modes that are one
+            claims.add(_MODES[name][0])
+            yield _mode(result, name)
     yield _strongest(result)
 
 
@@ -62,11 +65,13 @@ def _mode(result: xr.Dataset, name: str) -> attnlens.Finding:
     of_twins = twins.values.astype(int)
     seen = f"{of_twins.min()} to {of_twins.max()}" if np.ptp(of_twins) else f"{of_twins[0]}"
     holds = count < low
-    verdict = "far fewer than" if holds else "not far fewer than"
+    beside = f", far fewer than in the twins ({seen})" if holds else f"; twins {seen}"
+    if not holds and count < of_twins.min():
+        beside += f" (far fewer would be under {low:.0f})"
     return attnlens.Finding(
         claim=claim,
         holds=holds,
-        text=f"{text}, {verdict} in the twins ({seen}).",
+        text=f"{text}{beside}.",
         evidence=evidence,
         null={"directions": of_twins.tolist(), "bound": low},
     )
@@ -83,10 +88,11 @@ def _strongest(result: xr.Dataset) -> attnlens.Finding:
         )
     twins = result["strongest_twin"]
     _, high = _bounds(twins, _SHARE_FLOOR)
+    ends = [f"{twins.min().item():.1%}", f"{twins.max().item():.1%}"]
     return attnlens.Finding(
         claim=claim,
         holds=share > high,
-        text=f"{text} Twins' strongest: {twins.min().item():.1%} to {twins.max().item():.1%}.",
+        text=f"{text} Twins' strongest: {' to '.join(dict.fromkeys(ends))}.",
         evidence=evidence,
         null={"shares": twins.values.tolist(), "bound": high},
     )

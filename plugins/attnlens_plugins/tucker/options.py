@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import attnlens
 from attnlens_plugins.cp.options import Tensor
@@ -66,6 +66,12 @@ class TuckerOptions(attnlens.Options):
                 raise ValueError(f"3 ranks needed, {len(parts)} given")
             return ",".join(str(p) for p in parts)
         return _number(value)
+
+    @model_validator(mode="after")
+    def _centred(self) -> TuckerOptions:
+        if self.center and self.tensor not in ("result", "z"):
+            raise ValueError(f"center=true is for tensor=result and z; {self.tensor} has no tokens")
+        return self
 
     def wanted(self) -> Any:
         """Return the ranks as the engine takes them; None for ``"auto"``."""

@@ -15,6 +15,17 @@ from attnlens_plugins.tucker import telling
 from attnlens_plugins.tucker.options import TuckerOptions
 from attnlens_plugins.tucker.tensor import Whole, as_cp
 
+#: What is done with the directions of a mode, where it is not plain that heads write them.
+_ROLES = {
+    "query_d_model": "from queries with ",
+    "key_d_model": "keys with ",
+    "d_model_in": "on reading ",
+    "d_model_2": "with ",
+}
+_READ = ("query_d_model", "key_d_model", "d_model_in")
+_ALONG = "a direction along {} and against {}"
+_RAISES = "a direction that raises {} and lowers {}"
+
 
 def label(
     store: Any, options: TuckerOptions, whole: Whole, sample: Sample | None, fit: Any
@@ -45,7 +56,8 @@ def label(
     words = as_cp(options)
     for mode, name in enumerate(whole.dims[1:], start=1):
         data[f"factor_{name}"] = ((name, names[mode]), factors[mode])
-        told.append(_describe(store, words, sample, name, factors[mode], names[mode], data, coords))
+        one = _describe(store, words, sample, name, factors[mode], names[mode], data, coords)
+        told.append([f"in {t}" for t in one] if mode == 1 and name == "d_model" else one)
     strongest = fit.interactions(options.interactions)
     keys = list(strongest[0].index)
     data["share"] = ("interaction", np.array([i.share for i in strongest]))
@@ -80,20 +92,21 @@ def _describe(
         coords["token_prompt"] = ("token", sample.prompt)
         coords["token_pos"] = ("token", sample.position)
         coords["token_text"] = ("token", np.array(sample.text, dtype=str))
-        return telling.describe_tokens(factor, sample.text)
+        return [f"on {t}" for t in telling.describe_tokens(factor, sample.text)]
     if name in ("query_pos", "key_pos"):
         positions = np.arange(len(factor)) + (1 if options.exclude_bos else 0)
         coords[name] = positions
-        what = "queries" if name == "query_pos" else "keys"
+        what = "from queries" if name == "query_pos" else "keys"
         return telling.describe_positions(factor, positions, what)
     named = name_mode(store, options, name, factor)
-    verb = "a direction is read" if name in ("d_model_in", "key_d_model") else "a direction"
+    role = _ROLES.get(name, "")
     if named is None:
-        return [f"{verb}, number {i + 1}" for i in range(factor.shape[1])]
+        return [f"{role}direction {i + 1} of {name}" for i in range(factor.shape[1])]
     data[f"words_{name}"] = ((component, "end", "place"), named["token"].values)
     data[f"logits_{name}"] = ((component, "end", "place"), named["logit"].values)
     coords["end"] = ["top", "bottom"]
-    return telling.describe_directions(named["token"].values, verb)
+    phrase = _ALONG if name in _READ else _RAISES
+    return telling.describe_directions(named["token"].values, role + phrase)
 
 
 def interactions(result: xr.Dataset) -> pd.DataFrame:

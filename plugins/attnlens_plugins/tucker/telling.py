@@ -32,6 +32,10 @@ def describe_heads(factor: Floats, names: Sequence[str]) -> list[str]:
     return found
 
 
+def _quoted(token: str) -> str:
+    return f"“{attnlens.figures.visible_token(token)}”"
+
+
 def describe_tokens(factor: Floats, text: Sequence[str]) -> list[str]:
     """Name the tokens on which each column is largest; say when it is on all alike."""
     tops = top_tokens(factor, text, 4)
@@ -41,13 +45,14 @@ def describe_tokens(factor: Floats, text: Sequence[str]) -> list[str]:
         if np.abs(column.mean()) > 0.9 * np.sqrt(np.mean(column**2)):
             found.append("all tokens alike")
             continue
-        named = [
-            ("" if value > 0 else "−") + "“" + attnlens.figures.visible_token(token) + "”"
-            for token, value in tops[r]
+        signs = [
+            " ".join(_quoted(token) for token, value in tops[r] if (value > 0) == positive)
+            for positive in (True, False)
         ]
         share = float((size > 0.5 * size.max()).mean())
         where = "few tokens" if share < 0.02 else "tokens"
-        found.append(f"{where} such as {' '.join(named)}")
+        named = " against ".join(words for words in signs if words)
+        found.append(f"{where} such as {named}")
     return found
 
 
@@ -63,14 +68,11 @@ def describe_positions(factor: Floats, positions: Any, what: str) -> list[str]:
 
 
 def describe_directions(words: Any, what: str) -> list[str]:
-    """Name directions by the tokens that they raise and lower."""
+    """Name directions by the tokens of either end, as `what` puts it."""
     found = []
     for c in range(words.shape[0]):
-        up, down = (
-            " ".join(f"“{attnlens.figures.visible_token(str(t))}”" for t in words[c, end, :3])
-            for end in (0, 1)
-        )
-        found.append(f"{what} that raises {up} and lowers {down}")
+        up, down = (" ".join(_quoted(str(t)) for t in words[c, end, :3]) for end in (0, 1))
+        found.append(what.format(up, down))
     return found
 
 
@@ -78,6 +80,4 @@ def sentence(parts: Sequence[str], share: float, sign: float) -> str:
     """Tell one interaction."""
     heads, second, third = parts
     turned = "" if sign > 0 else " (with the opposite sign)"
-    return (
-        f"{heads[0].upper()}{heads[1:]}, on {second}: {third}{turned}; {share:.1%} of the energy."
-    )
+    return f"{heads[0].upper()}{heads[1:]}, {second}: {third}{turned}; {share:.1%} of the energy."
