@@ -11,7 +11,7 @@ import xarray as xr
 
 import attnlens
 from attnlens_plugins.equivariance import certificate, claims, drawing, tables, words
-from attnlens_plugins.equivariance.distances import EQUAL
+from attnlens_plugins.equivariance.distances import equal_below
 from attnlens_plugins.equivariance.merging import merged
 from attnlens_plugins.equivariance.options import EquivarianceOptions
 from attnlens_plugins.equivariance.pairs import compare, read_pairs, represent
@@ -145,7 +145,8 @@ class Equivariance(attnlens.Analysis):
                 result["merged_logits"] = moved
             names = [f"{a}.{b}" for a in range(facts.n_layers) for b in range(facts.n_heads)]
             result = result.merge(found).assign_coords(one=names, other=names)
-            result.attrs |= {"offsets": found.attrs["offsets"], "grouped_below": below}
+            result.attrs |= {"offsets": found.attrs["offsets"], "grouped_below": below,
+                             "equal_below": equal_below(facts)}  # fmt: skip
         return result
 
     def _pairs(self, store: Any, model: Any, seed: int) -> xr.Dataset:
@@ -157,11 +158,14 @@ class Equivariance(attnlens.Analysis):
         found = compare(*sides, shuffles=options.pair_shuffles, seed=seed)
         found.attrs["pairs_other"] = options.other or ""
         values = []
-        if options.other is None:
-            for i in range(len(store.twins)):
-                live = model.twin(1000 * seed + 1 + i)
-                both = [represent(live, [t[k] for t in texts], options.pool) for k in (0, 1)]
-                values.append(compare(*both, shuffles=20, seed=seed)["pairs_value"])
+        twins = len(store.twins)
+        for i in range(twins):
+            seeds = (1000 * seed + 1 + i, 1000 * seed + 1 + twins + i)
+            live = [model.twin(seeds[0])] * 2
+            if options.other is not None:  # two models that share nothing
+                live = [live[0], second.twin(seeds[1])]
+            both = [represent(live[k], [t[k] for t in texts], options.pool) for k in (0, 1)]
+            values.append(compare(*both, shuffles=20, seed=seed)["pairs_value"])
         if values:
             found["pairs_twin"] = xr.concat(values, pd.Index(range(len(values)), name="twin"))
         return found
@@ -237,7 +241,8 @@ def _unknown_groups(gauge: Any) -> list[str]:
 
 def _merged(found: xr.Dataset, model: Any, tokens: Any) -> float | None:
     """Merge the equal heads of each layer for a moment; None where there are none."""
-    near = np.argwhere(np.triu(found["distance"].values < EQUAL, 1)).tolist()
+    equal = found["distance"].values < equal_below(model.facts)
+    near = np.argwhere(np.triu(equal, 1)).tolist()
     n_heads = model.facts.n_heads
     pairs = [(i, j) for i, j in near if i // n_heads == j // n_heads]
     return merged(model, tokens, pairs) if pairs else None

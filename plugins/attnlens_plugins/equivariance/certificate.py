@@ -122,9 +122,7 @@ def rotations(model: Any, tokens: Any, seed: int, *, pre_norm: bool) -> xr.Datas
     )
 
 
-def head_map(
-    weights: Mapping[str, Any], facts: Any, gauge: Gauge, length: int
-) -> xr.Dataset:
+def head_map(weights: Mapping[str, Any], facts: Any, gauge: Gauge, length: int) -> xr.Dataset:
     """Compare all heads: see :mod:`attnlens_plugins.equivariance.distances`.
 
     Parameters

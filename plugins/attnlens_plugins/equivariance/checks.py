@@ -179,7 +179,9 @@ def _symmetry(
     beyond = (values > tolerance) & ~unknown[:, None]
     if name in _OUTPUT and f"{_OUTPUT[name]}_error" in result:
         both = [result[f"{_OUTPUT[name]}_{end}"].values[:, None] for end in ("error", "tolerance")]
-        values, tolerance = (np.hstack(pair) for pair in zip((values, tolerance), both, strict=True))
+        values, tolerance = (
+            np.hstack(pair) for pair in zip((values, tolerance), both, strict=True)
+        )
     shown, allowed = _worst(values, tolerance)
     return Check(
         name, symmetry, what, True, shown, allowed, _names(beyond), _names(untested),

@@ -31,6 +31,19 @@ _MOST_WORK = 4e12
 EQUAL = 1e-3
 
 
+#: The spacing of a dtype's numbers at 1.
+_SPACING = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def equal_below(facts: Any) -> float:
+    """Return the distance below which heads are equal up to the rounding of their weights.
+
+    Products of d_model terms, each rounded, with a slack for the condition of the bases.
+    """
+    eps = _SPACING.get(facts.dtype, 2.0**-23)
+    return float(np.clip(64 * eps * facts.d_model**0.5, 1e-6, EQUAL))
+
+
 @dataclass(frozen=True)
 class Heads:
     """All heads of a model as products of two thin matrices.
@@ -184,8 +197,9 @@ def _queries_and_keys(weights: Mapping[str, Any], facts: Any) -> tuple[Array, Ar
     if not facts.qk_norm:
         return q, k
     # A norm over all heads takes away the size of all together.
-    over = (2, 3) if np.ndim(weights.get("q_norm_w")) == 2 else (1, 2, 3)
-    return tuple(w / np.sqrt((w**2).mean(over, keepdims=True)).clip(1e-30) for w in (q, k))  # type: ignore[return-value]
+    over = (2, 3) if np.ndim(weights.get("q_norm_w", 0)) == 2 else (1, 2, 3)
+    q, k = (w / np.sqrt((w**2).mean(over, keepdims=True)).clip(1e-30) for w in (q, k))
+    return q, k
 
 
 def _with_constant(left: Array, right: Array, values: Array) -> tuple[Array, Array]:

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Kind = Literal[
-    "linear", "scaled rotations", "rotations", "orthogonal", "signs", "pair signs", "none", "unknown"
+    "linear",
+    "scaled rotations",
+    "rotations",
+    "orthogonal",
+    "signs",
+    "pair signs",
+    "none",
+    "unknown",
 ]
 
 #: Elements are drawn with singular values between 1 / _STRETCH and _STRETCH.

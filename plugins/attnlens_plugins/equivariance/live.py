@@ -72,7 +72,7 @@ class Call:
         """Return ALiBi's slope of each head, float64[head]; None where it is not handed over."""
         heads = self.model.facts.n_heads
         for name in ("alibi", "position_bias"):
-            table = self._kwargs.get(name)
+            table: Any = self._kwargs.get(name)
             if hasattr(table, "reshape"):
                 rows = table.double().cpu().numpy().reshape(-1, heads, self.n)[0]
                 return (rows[:, -1] - rows[:, 0]) / (self.n - 1)
@@ -195,7 +195,7 @@ class _Tap:
         try:
             output = module(*args, **kwargs)
             found = {name: value for (name, _), value in self.into.items()}
-            return {**found, "out": _tensor(output).detach()}
+            return {**found, "out": first_of(output).detach()}
         finally:
             self.into, self.busy = own, False
 
@@ -232,7 +232,7 @@ def each_attention(model: Any, tokens: Any, visit: Callable[[Call], None]) -> Te
             given, named = inputs.pop(layer)
             seen = {name: tap.into.pop((name, layer)) for name in names}
             x = named["hidden_states"] if "hidden_states" in named else given[0]
-            seen["out"] = _tensor(output).detach()
+            seen["out"] = first_of(output).detach()
             refuse_what_is_not_finite(seen, layer)
             table, visible = _mask_of(model.facts, layer, x, given, named)
             visit(Call(model, layer, seen, x, visible, module, given, named, tap, table))
@@ -288,7 +288,7 @@ def own(module: Any) -> Any:
     return module
 
 
-def _tensor(output: Any) -> Tensor:
+def first_of(output: Any) -> Tensor:
     """Return what a module writes, of all that it returns."""
     return output[0] if isinstance(output, (tuple, list)) else output  # type: ignore[no-any-return]
 

@@ -60,8 +60,8 @@ class HeadOrder:
             return
         values = {(n, call.layer): weights[n][self.order] for n in _OF_HEAD if n in weights}
         values |= {(n, call.layer): weights[n][self.groups] for n in _OF_GROUP if n in weights}
-        moved = self._own(call)
-        with call.model.replaced_weights(values), _replaced(moved):
+        along = self._own(call)
+        with call.model.replaced_weights(values), _replaced(along):
             new = call.again()
         size = call.seen["z"].double().norm(dim=-1).amax((0, 1)).clamp_min(1e-30)[self.order]
         off = (new["z"].double() - call.seen["z"][:, :, self.order].double()).norm(dim=-1)

@@ -34,15 +34,16 @@ def _outcome(rows: Sequence[Check]) -> tuple[bool, str]:
     """
     wrong, vague, held = [], [], False
     for row in rows:
-        lead = "It" if len(rows) == 1 else row.what.removeprefix("… ").capitalize()
+        lead = "It" if len(rows) == 1 else f"The check of {row.what.removeprefix('… ')}"
         where = [i for i, v in enumerate(row.verdicts) if v == "fails"]
         unnamed = [i for i in where if not any(h.startswith(f"{i}.") for h in row.heads)]
-        places = [words.heads(row.heads)] if row.heads else []
-        if row.name.endswith("-logits"):
-            places += [f"the whole model: the logits move by {row.value[-1]:.1e}"] * bool(where)
-        elif unnamed:
-            places.append(words.layers(unnamed))
-        if places:
+        places = [words.heads(row.heads)] * bool(row.heads)
+        places += [words.layers(unnamed)] * bool(unnamed)
+        if where and row.name.endswith("-logits"):
+            wrong.append(
+                f"The logits move by {row.value[-1]:.1e} (rounding allows {row.tolerance[-1]:.1e})."
+            )
+        elif places:
             wrong.append(f"{lead} fails in {' and in '.join(places)}.")
         vague.append(_not_told(row, lead))
         held |= "holds" in row.verdicts
@@ -60,9 +61,7 @@ def _undecided(row: Check) -> bool:
 
 def _not_told(row: Check, lead: str) -> str:
     """Say of which layers and heads a symmetry says nothing."""
-    coarse = [
-        i for i, v in enumerate(row.verdicts) if v == "undecided" and i not in row.unknown
-    ]
+    coarse = [i for i, v in enumerate(row.verdicts) if v == "undecided" and i not in row.unknown]
     alone = [head for head in row.untested if int(head.split(".")[0]) not in row.unknown]
     parts = []
     if coarse:

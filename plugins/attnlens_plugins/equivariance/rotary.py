@@ -169,9 +169,7 @@ def _candidates(tables: Sequence[Any], turned: int) -> Iterator[Rotary]:
     # At position 0 the sines are 0: some models hand them over first.
     cos, sin = sorted(tables, key=lambda table: -float(np.abs(table[0]).sum()))
     half = turned // 2
-    for pairs, columns in zip(
-        layouts(turned), (slice(0, half), slice(0, turned, 2)), strict=True
-    ):
+    for pairs, columns in zip(layouts(turned), (slice(0, half), slice(0, turned, 2)), strict=True):
         here = slice(None) if cos.shape[1] == half else columns
         turns = cos[:, here] + 1j * sin[:, here]
         if turns.shape[1] == half:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlens_plugins.equivariance.groups import random_orthogonal
+from attnlens_plugins.equivariance.live import first_of
 from attnlens_plugins.equivariance.rounding import unit_roundoff
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ class Rotation:
         self.logits_change = moved(lambda stack: self._carry(stack, self.any))
         self.kept_change = moved(lambda stack: self._carry(stack, self.kept))
         self.error = alone(lambda stack: self._carry(stack, self.any, enters=False), self.any)
-        self.kept_error = alone(lambda stack: self._carry(stack, self.kept, enters=False), self.kept)
+        self.kept_error = alone(
+            lambda stack: self._carry(stack, self.kept, enters=False), self.kept
+        )
         # What rounding alone does: what is read and written is moved as much as products may be off.
         self.allowed = 16 * moved(self._jitter) + 16 * unit_roundoff(torch.float32)
         noise = alone(self._jitter, None)
@@ -136,7 +139,7 @@ class Rotation:
         found: list[tuple[Tensor, Tensor]] = []
 
         def keep(block: Any, args: Any, kwargs: Any, output: Any) -> None:
-            found.append((_stream(args, kwargs).detach(), _first(output).detach()))
+            found.append((_stream(args, kwargs).detach(), first_of(output).detach()))
 
         for block in self.model.bridge.blocks:
             handle = block.register_forward_hook(keep, with_kwargs=True)
@@ -171,7 +174,7 @@ class Rotation:
             def leave(
                 block: Any, args: Any, output: Any, given: Tensor = given, made: Tensor = made
             ) -> None:
-                found.append(_largest(turn.back(_first(output)), made, _added(given, made)))
+                found.append(_largest(turn.back(first_of(output)), made, _added(given, made)))
 
             stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(block.register_forward_hook(leave).remove)
@@ -186,9 +189,7 @@ class Rotation:
         bridge = self.model.bridge
         if enters:
             first = bridge.blocks[0].register_forward_pre_hook(
-                lambda block, args, kwargs: _with_stream(
-                    args, kwargs, turn(_stream(args, kwargs))
-                ),
+                lambda block, args, kwargs: _with_stream(args, kwargs, turn(_stream(args, kwargs))),
                 with_kwargs=True,
             )
             stack.callback(first.remove)
@@ -213,7 +214,7 @@ class Rotation:
                 stack.callback(writer.remove)
         if enters and not self.pre_norm:
             last = bridge.blocks[-1].register_forward_hook(
-                lambda block, args, output: _with_first(output, turn.back(_first(output)))
+                lambda block, args, output: _with_first(output, turn.back(first_of(output)))
             )
             stack.callback(last.remove)
 
@@ -244,10 +245,11 @@ class Rotation:
         def moved(output: Tensor) -> Tensor:
             drawn = torch.randn(output.shape, generator=generator).to(output)
             scale = output.double().square().mean(-1, keepdim=True).sqrt().to(output)
-            return output + drawn * scale * self.rounding
+            new: Tensor = output + drawn * scale * self.rounding
+            return new
 
         def jitter(part: Any, args: Any, output: Any) -> Any:
-            return _with_first(output, moved(_first(output)))
+            return _with_first(output, moved(first_of(output)))
 
         parts = [norm for _, _, norm, _ in self._norms()]
         for block in self.model.bridge.blocks:
@@ -280,7 +282,7 @@ class _Turn:
 
     def written(self, part: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Turn what a module adds to the stream; what it is handed to add to stays (BLOOM)."""
-        value = _first(output)
+        value = first_of(output)
         handed = [
             v for v in [*args[1:], *(v for n, v in kwargs.items() if n != "hidden_states")]
             if getattr(v, "shape", None) == value.shape
@@ -298,10 +300,6 @@ def _with_stream(args: Any, kwargs: Any, value: Tensor) -> tuple[Any, Any]:
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": value}
     return (value, *args[1:]), kwargs
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, (tuple, list)) else output  # type: ignore[no-any-return]
 
 
 def _with_first(output: Any, value: Tensor) -> Any:
