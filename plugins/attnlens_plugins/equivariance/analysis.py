@@ -10,8 +10,8 @@ import pandas as pd
 import xarray as xr
 
 import attnlens
-from attnlens_plugins.equivariance import certificate, claims, drawing, tables
-from attnlens_plugins.equivariance.distances import EQUAL
+from attnlens_plugins.equivariance import certificate, claims, drawing, tables, words
+from attnlens_plugins.equivariance.distances import equal_below
 from attnlens_plugins.equivariance.merging import merged
 from attnlens_plugins.equivariance.options import EquivarianceOptions
 from attnlens_plugins.equivariance.pairs import compare, read_pairs, represent
@@ -64,15 +64,15 @@ class Equivariance(attnlens.Analysis):
         pre_norm = "ln1_w" in weights
         result = result.merge(certificate.rotations(model, tokens, seed, pre_norm=pre_norm))
         notes = []
-        pairs: Any = None
+        gauge: Any = None
         try:
             gauge = certificate.gauges(model, tokens, weights, seed)
         except attnlens.errors.ModelError as error:
             notes.append(f"Gauge symmetry was not checked: {error.message}.")
         else:
-            pairs = gauge.pairs
+            notes += _unknown_groups(gauge)
             result = result.merge(certificate.gauge_dataset(gauge))
-        result = self._beside_twins(store, result, weights, pairs, tokens, notes)
+        result = self._beside_twins(store, result, weights, gauge, tokens, notes)
         if self.options.pairs is not None:
             found = self._pairs(store, model, seed)
             result = result.merge(found).assign_attrs({**result.attrs, **found.attrs})
@@ -90,7 +90,8 @@ class Equivariance(attnlens.Analysis):
             "qk_norm": facts.qk_norm,
             "soft_capped": facts.soft_cap is not None,
             "sinks": facts.sinks,
-            "numbered_heads": _numbered(facts, weights),
+            "numbered_heads": "each has its own slope" if facts.positions == "alibi" else "",
+            "own_by_head": _own_by_head(facts, weights),
             "grouped": facts.n_kv_heads != facts.n_heads,
             "d_model": facts.d_model,
             "attention_parameters": int(
@@ -106,19 +107,24 @@ class Equivariance(attnlens.Analysis):
         store: Any,
         result: xr.Dataset,
         weights: Any,
-        pairs: Any,
+        gauge: Any,
         tokens: Any,
         notes: list[str],
     ) -> xr.Dataset:
         """Compare heads, and measure on twins what is claimed of the model."""
         model, facts = store.model, store.model.facts
         seed, length = int(store.manifest.seed), tokens.shape[1]
-        heads = self.options.distances and pairs is not None
+        found = None
+        if self.options.distances and gauge is not None:
+            try:
+                found = certificate.head_map(weights, facts, gauge, length)
+            except attnlens.errors.ModelError as error:
+                notes.append(f"Heads were not compared: {error.message}.")
         positional, near = [], []
         for i, twin in enumerate(store.twins):
             own = {str(name): array.values for name, array in twin.weights.items()}
-            if heads:
-                near.append(certificate.head_map(own, facts, pairs, length)["nearest_distance"])
+            if found is not None:
+                near.append(certificate.head_map(own, facts, gauge, length)["nearest_distance"])
             # The seed under which the run made this twin, so that it is the same one.
             live = model.twin(1000 * seed + 1 + i)
             positional.append(
@@ -128,18 +134,19 @@ class Equivariance(attnlens.Analysis):
         dim = pd.Index(range(len(positional)), name="twin")
         if positional:
             result["positionality_twin"] = xr.concat(positional, dim)
-        if heads:
+        if found is not None:
             below = _NEAR
             if near:
                 result["nearest_distance_twin"] = xr.concat(near, dim)
                 below = min(_NEAR, float(result["nearest_distance_twin"].min()))
-            found = certificate.head_map(weights, facts, pairs, length, below=below)
+            found = certificate.grouped(found, below)
             moved = _merged(found, model, tokens)
             if moved is not None:
                 result["merged_logits"] = moved
             names = [f"{a}.{b}" for a in range(facts.n_layers) for b in range(facts.n_heads)]
             result = result.merge(found).assign_coords(one=names, other=names)
-            result.attrs |= {"offsets": found.attrs["offsets"], "grouped_below": below}
+            result.attrs |= {"offsets": found.attrs["offsets"], "grouped_below": below,
+                             "equal_below": equal_below(facts)}  # fmt: skip
         return result
 
     def _pairs(self, store: Any, model: Any, seed: int) -> xr.Dataset:
@@ -151,11 +158,14 @@ class Equivariance(attnlens.Analysis):
         found = compare(*sides, shuffles=options.pair_shuffles, seed=seed)
         found.attrs["pairs_other"] = options.other or ""
         values = []
-        if options.other is None:
-            for i in range(len(store.twins)):
-                live = model.twin(1000 * seed + 1 + i)
-                both = [represent(live, [t[k] for t in texts], options.pool) for k in (0, 1)]
-                values.append(compare(*both, shuffles=20, seed=seed)["pairs_value"])
+        twins = len(store.twins)
+        for i in range(twins):
+            seeds = (1000 * seed + 1 + i, 1000 * seed + 1 + twins + i)
+            live = [model.twin(seeds[0])] * 2
+            if options.other is not None:  # two models that share nothing
+                live = [live[0], second.twin(seeds[1])]
+            both = [represent(live[k], [t[k] for t in texts], options.pool) for k in (0, 1)]
+            values.append(compare(*both, shuffles=20, seed=seed)["pairs_value"])
         if values:
             found["pairs_twin"] = xr.concat(values, pd.Index(range(len(values)), name="twin"))
         return found
@@ -219,21 +229,30 @@ class Equivariance(attnlens.Analysis):
         yield from claims.findings(result)
 
 
+def _unknown_groups(gauge: Any) -> list[str]:
+    unknown = [i for i, known in enumerate(gauge.known["qk"]) if not known]
+    if not unknown:
+        return []
+    return [
+        f"What acts between queries, keys and their product in {words.layers(unknown)} could not "
+        "be told, so that their group is not known and was not tested."
+    ]
+
+
 def _merged(found: xr.Dataset, model: Any, tokens: Any) -> float | None:
     """Merge the equal heads of each layer for a moment; None where there are none."""
-    near = np.argwhere(np.triu(found["distance"].values < EQUAL, 1)).tolist()
+    equal = found["distance"].values < equal_below(model.facts)
+    near = np.argwhere(np.triu(equal, 1)).tolist()
     n_heads = model.facts.n_heads
     pairs = [(i, j) for i, j in near if i // n_heads == j // n_heads]
     return merged(model, tokens, pairs) if pairs else None
 
 
-def _numbered(facts: Any, weights: Any) -> str:
-    """Name what belongs to a head by its place in the list; empty where nothing does."""
-    if facts.positions == "alibi":
-        return "each has its own slope"
+def _own_by_head(facts: Any, weights: Any) -> str:
+    """Name what each head has of its own beside its weights, and takes along."""
     if facts.sinks:
-        return "each has its own sink"
-    return "each has its own gains" if np.ndim(weights.get("q_norm_w")) == 3 else ""
+        return "its sink"
+    return "its gains" if np.ndim(weights.get("q_norm_w")) == 3 else ""
 
 
 def chosen_tokens(store: Any, prompts: int, length: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,8 +31,12 @@ class Check:
     value, tolerance : float64[layer]
         The largest change among the layer's heads and what rounding may do to it, for a symmetry;
         the mean over heads for what should break it. NaN where it does not apply.
-    heads : list of str
+    heads : tuple of str
         Heads of a symmetry that fail, as ``layer.head``.
+    untested : tuple of str
+        Heads of which nothing is known: what should have changed them did not either.
+    unknown : tuple of int
+        Layers in which nothing was tested.
     """
 
     name: str
@@ -42,17 +46,19 @@ class Check:
     value: Any
     tolerance: Any
     heads: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
+    unknown: tuple[int, ...] = ()
 
     def verdict(self, layer: int) -> Verdict:
-        """Judge one layer."""
+        """Judge one layer; what was not tested, or drowns in rounding, is undecided."""
         value, allowed = float(self.value[layer]), float(self.tolerance[layer])
-        if not np.isfinite(value):
+        if layer in self.unknown:
+            return "undecided"
+        if np.isnan(value) and (np.isnan(allowed) or not self.must_hold):
             return "none"
         if not self.must_hold:
             return "broken" if value > max(allowed, 0.0) else "no change"
-        if value > allowed:
-            return "fails"
-        return "undecided" if allowed > UNDECIDED else "holds"
+        return judged(value, allowed)
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -63,6 +69,13 @@ class Check:
     def applies(self) -> bool:
         """Whether it applies to any layer."""
         return any(v != "none" for v in self.verdicts)
+
+
+def judged(value: float, allowed: float) -> Verdict:
+    """Judge a change that a symmetry should not make: NaN fails, too."""
+    if not value <= allowed:
+        return "fails"
+    return "holds" if allowed <= UNDECIDED else "undecided"
 
 
 #: name, symmetry, what, must hold, variable, tolerance's variable
@@ -129,18 +142,61 @@ def _all(result: xr.Dataset) -> Iterator[Check]:
             continue
         values = result[variable].transpose("layer", "head").values
         tolerance = result[allowed].transpose("layer", "head").values
-        heads: tuple[str, ...] = ()
         if name == "shift" and result.attrs["sinks"]:
             must, what = False, what + " (there are sinks)"
         if name == "head-order" and result.attrs["numbered_heads"]:
             must, what = False, what + f" ({result.attrs['numbered_heads']})"
+        what = what.format(**words)
         if must:
-            heads = failing(result[variable], result[allowed])
-            shown, allowed_here = _worst(values, tolerance)
+            yield _symmetry(result, name, symmetry, what, values, tolerance)
         else:
-            shown, allowed_here = _mean(values), np.nan_to_num(tolerance).max(1)
-        yield Check(name, symmetry, what.format(**words), must, shown, allowed_here, heads)
+            yield Check(name, symmetry, what, must, _mean(values), np.nan_to_num(tolerance).max(1))
+        if name == "gauge-vo-outside":
+            yield _at_the_logits("gauge-logits", symmetry, result, "gauge_logits_inside",
+                                 "gauge_logits_allowed", must_hold=True)  # fmt: skip
     yield from _rotation(result)
+
+
+#: Symmetry -> the variables' prefix for what the layer writes, all heads together.
+_OUTPUT = {"permutation": "permutation_output", "head-order": "heads_output",
+           "gauge-vo": "gauge_vo_output"}  # fmt: skip
+
+
+def _symmetry(
+    result: xr.Dataset, name: str, symmetry: str, what: str, values: Any, tolerance: Any
+) -> Check:
+    """Judge all heads and what they write together; leave out heads that nothing changes."""
+    # What came out as NaN though it was tried is no small change.
+    values = np.where(np.isnan(values) & np.isfinite(tolerance), np.inf, values)
+    untested = np.zeros(values.shape, dtype=bool)
+    unknown = np.zeros(len(values), dtype=bool)
+    prefix = name.replace("-", "_")
+    if f"{prefix}_outside" in result:
+        outside = result[f"{prefix}_outside"].transpose("layer", "head").values
+        untested = np.isfinite(values) & (outside <= tolerance) & (values <= tolerance)
+        unknown = untested.all(1) | ~result[f"{prefix}_known"].values
+        values = np.where(untested & ~unknown[:, None], np.nan, values)
+    beyond = (values > tolerance) & ~unknown[:, None]
+    if name in _OUTPUT and f"{_OUTPUT[name]}_error" in result:
+        both = [result[f"{_OUTPUT[name]}_{end}"].values[:, None] for end in ("error", "tolerance")]
+        values, tolerance = (
+            np.hstack(pair) for pair in zip((values, tolerance), both, strict=True)
+        )
+    shown, allowed = _worst(values, tolerance)
+    return Check(
+        name, symmetry, what, True, shown, allowed, _names(beyond), _names(untested),
+        tuple(np.flatnonzero(unknown).tolist()),
+    )  # fmt: skip
+
+
+def _at_the_logits(
+    name: str, symmetry: str, result: xr.Dataset, change: str, allowed: str, *, must_hold: bool
+) -> Check:
+    """Judge the whole model at once, which is seen behind the last layer."""
+    values, tolerance = (np.full(result.sizes["layer"], np.nan) for _ in range(2))
+    values[-1], tolerance[-1] = result[change].item(), result[allowed].item()
+    what = "… in all layers at once, at the logits"
+    return Check(name, symmetry, what, must_hold, values, tolerance)
 
 
 def _words(result: xr.Dataset) -> dict[str, str]:
@@ -163,20 +219,26 @@ def _words(result: xr.Dataset) -> dict[str, str]:
 
 
 def _rotation(result: xr.Dataset) -> Iterator[Check]:
-    layers = result.sizes["layer"]
-    allowed = np.full(layers, float(result["rotation_tolerance"]))
+    allowed = result["rotation_tolerance"].values
+    unknown = tuple(np.flatnonzero(~result["rotation_carried"].values).tolist())
     symmetry = "basis of the residual stream"
     # An RMSNorm that nothing but its gain follows commutes with rotations; others should not.
-    promised = result.attrs["norm"] == "rms" and not _gains_outside(result)
-    yield Check(
-        "rotation", symmetry, "the stream rotated", promised, result["rotation_error"].values,
-        allowed,
-    )  # fmt: skip
+    kinds = [("rotation", "rotation_logits", "the stream rotated", rotation_promised(result))]
     if result.attrs["norm"] == "layer" and result.attrs["pre_norm"]:
-        yield Check(
-            "rotation-kept", symmetry, "… keeping the all-ones direction", True,
-            result["rotation_kept_error"].values, allowed,
-        )  # fmt: skip
+        kinds.append(
+            ("rotation-kept", "rotation_kept_logits", "… keeping the all-ones direction", True)
+        )
+    for name, logits, what, must in kinds:
+        values = result[f"{name.replace('-', '_')}_error"].values
+        yield Check(name, symmetry, what, must, values, allowed, unknown=unknown)
+        whole = _at_the_logits(f"{name}-logits", symmetry, result, logits,
+                               "rotation_logits_allowed", must_hold=must)  # fmt: skip
+        yield replace(whole, unknown=(len(values) - 1,) if unknown else ())
+
+
+def rotation_promised(result: xr.Dataset) -> bool:
+    """Whether the architecture promises that any rotation of the stream changes nothing."""
+    return result.attrs["norm"] == "rms" and not _gains_outside(result)
 
 
 def _gains_outside(result: xr.Dataset) -> bool:
@@ -185,15 +247,14 @@ def _gains_outside(result: xr.Dataset) -> bool:
     return not result.attrs["pre_norm"] or any(name.endswith("_post") for name in named)
 
 
-def failing(error: xr.DataArray, tolerance: xr.DataArray) -> tuple[str, ...]:
-    """Name the heads whose error exceeds what rounding may do, as ``layer.head``."""
-    beyond = (error > tolerance).transpose("layer", "head").values
-    return tuple(f"{i}.{j}" for i, j in np.argwhere(beyond))
+def _names(mask: Any) -> tuple[str, ...]:
+    return tuple(f"{i}.{j}" for i, j in np.argwhere(mask))
 
 
 def _worst(values: Any, tolerance: Any) -> tuple[Any, Any]:
     """Of each layer, the head that comes nearest to its tolerance, or exceeds it most."""
-    ratio = np.where(np.isfinite(values), values / np.maximum(tolerance, 1e-300), -1.0)
+    known = ~np.isnan(values)
+    ratio = np.where(known, np.where(known, values, 0) / np.maximum(tolerance, 1e-300), -1.0)
     at = ratio.argmax(1)
     rows = np.arange(len(values))
     return values[rows, at], tolerance[rows, at]

@@ -10,7 +10,6 @@ import xarray as xr
 
 import attnlens
 from attnlens_plugins.equivariance import words
-from attnlens_plugins.equivariance.distances import EQUAL
 from attnlens_plugins.equivariance.promises import certificates
 
 #: Families of heads that are tested at once.
@@ -58,20 +57,23 @@ def _positional(result: xr.Dataset, claim: str, *, above: bool) -> attnlens.Find
     plain = values > _POSITIONAL if above else values < _CONTENT
     found = _cells(judge(values, bounds) & plain)
     null = {"twins": twins.sizes["twin"], "lowest": twins.min(), "highest": twins.max()}
-    total = values.size
+    total = words.count(int(values.size), "head")
+    span = _span(twins)
+    bound = f"above {_POSITIONAL}" if above else f"below {_CONTENT}"
     if not found:
         text = (
-            f"None of {total} heads follows {word} clearly more than the heads of twins do "
-            f"(positionality {values.min().item():.2f} to {values.max().item():.2f}; twins: "
-            f"{twins.min().item():.2f} to {twins.max().item():.2f})."
+            f"None of {total} follows {word} ({bound}, and clearly beyond the heads of twins: "
+            f"positionality {_span(values)}; twins: "
+            f"{span})."
         )
         return attnlens.Finding(claim=claim, holds=False, text=text, null=null)
     own = {head: float(values.sel(layer=i, head=j)) for head, (i, j) in found.items()}
-    lead = "read the same places whatever stands there" if above else "find tokens wherever they go"
+    lead = "the same places whatever stands there" if above else "tokens wherever they go"
+    verb = ("reads" if above else "finds") if len(found) == 1 else ("read" if above else "find")
     text = (
-        f"{len(found)} of {total} heads {lead}: positionality {min(own.values()):.2f} to "
-        f"{max(own.values()):.2f} (0 is content, 1 is position; twins: {twins.min().item():.2f} to "
-        f"{twins.max().item():.2f}): {words.some(list(own))}."
+        f"{len(found)} of {total} {verb} {lead}: positionality "
+        f"{words.span(min(own.values()), max(own.values()))} (0 is content, 1 is position; {bound} "
+        f"is named if it is beyond the heads of twins, {span}): {words.some(list(own))}."
     )
     return attnlens.Finding(
         claim=claim, holds=True, text=text, evidence={"heads": list(own), "values": own}, null=null
@@ -79,29 +81,49 @@ def _positional(result: xr.Dataset, claim: str, *, above: bool) -> attnlens.Find
 
 
 def _equal(result: xr.Dataset) -> attnlens.Finding:
-    pairs = _near_pairs(result, "distance", EQUAL)
+    below = result.attrs["equal_below"]
+    pairs = _near_pairs(result, "distance", below)
     if not pairs:
         return attnlens.Finding(
             claim="equal-heads",
             holds=False,
-            text="No two heads are the same up to a change of basis.",
+            text=f"No two heads are the same up to a change of basis (distance below {below:.0e}).",
             evidence={"smallest_distance": float(result["nearest_distance"].min())},
         )
     named = [f"{a} and {b}" for a, b in pairs]
-    text = f"{len(pairs)} pairs of heads are the same up to a change of basis: {words.some(named)}."
+    verb = "is" if len(pairs) == 1 else "are"
+    text = (
+        f"{words.count(len(pairs), 'pair')} of heads {verb} the same up to a change of basis "
+        f"(distance below {below:.0e}): {words.some(named)}."
+    )
     evidence: dict[str, Any] = {"pairs": named}
+    holds = True
     if "merged_logits" in result:
         moved = result["merged_logits"].item()
-        evidence["merged_logits"] = moved
-        text += (
-            " Those within a layer can be merged into one head with twice the output: done to the "
-            f"live model, it moved the logits by {moved:.1e} of the largest."
-        )
-    return attnlens.Finding(claim="equal-heads", holds=True, text=text, evidence=evidence)
+        allowed = result["gauge_logits_allowed"].item() + 32 * below
+        evidence |= {"merged_logits": moved, "merged_allowed": allowed}
+        holds = moved <= allowed
+        done = f"moves the logits by {moved:.1e} of the largest (allowed: {allowed:.1e})"
+        if holds:
+            text += (
+                " Those within a layer can be merged into one head with twice the output: done to "
+                f"the live model, it {done}."
+            )
+        else:
+            text = (
+                f"The weights of {words.count(len(pairs), 'pair')} of heads agree up to a change "
+                f"of basis ({words.some(named)}), but they are not the same heads: merging those "
+                f"within a layer in the live model {done}."
+            )
+    return attnlens.Finding(claim="equal-heads", holds=holds, text=text, evidence=evidence)
 
 
 def _alike(result: xr.Dataset) -> attnlens.Finding:
     claim, values = "similar-heads", result["nearest_distance"].transpose("layer", "head")
+    if not bool(values.notnull().any()):
+        return attnlens.Finding(
+            claim=claim, holds=False, text="There is one head, and no other that it could be like."
+        )
     if "nearest_distance_twin" not in result:
         return attnlens.Finding(
             claim=claim, holds=False, text="Similar heads were not judged: there are no twins."
@@ -110,24 +132,25 @@ def _alike(result: xr.Dataset) -> attnlens.Finding:
     bounds = attnlens.nulls.twin_range(list(twins), floor=_NEAR_FLOOR, alpha=ALPHA)
     found = _cells(attnlens.nulls.below(values, bounds) & (values < _ALIKE))
     null = {"twins": twins.sizes["twin"], "lowest": twins.min(), "highest": twins.max()}
-    span = f"twins: {twins.min().item():.2f} to {twins.max().item():.2f}"
+    span = f"twins: {_span(twins)}"
     if not found:
         return attnlens.Finding(
             claim=claim,
             holds=False,
             text=f"No heads are clearly alike: the distance to the nearest other head is "
-            f"{values.min().item():.2f} to {values.max().item():.2f} (0 is equal, 1 unrelated; "
-            f"{span}).",
+            f"{_span(values)} (0 is equal, 1 unrelated; below "
+            f"{_ALIKE}, and clearly below the {span}, would be alike).",
             null=null,
         )
     groups = _groups(result, set(found))
     listed = "; ".join(", ".join(group) for group in groups[:8])
-    more = f"; and {len(groups) - 8} more groups" if len(groups) > 8 else ""
+    more = f"; and {words.count(len(groups) - 8, 'more group')}" if len(groups) > 8 else ""
+    verb = "has" if len(found) == 1 else "have"
     text = (
-        f"{len(found)} of {values.size} heads have another that is alike, whatever their bases "
+        f"{len(found)} of {values.size} heads {verb} another that is alike, whatever their bases "
         f"(distance below {_ALIKE}; {span})"
         + (
-            f", in {len(groups)} groups: {listed}{more}."
+            f", in {words.count(len(groups), 'group')}: {listed}{more}."
             if groups
             else f": {words.some(list(found))}."
         )
@@ -156,43 +179,58 @@ def _near_pairs(result: xr.Dataset, name: str, below: float) -> list[tuple[str, 
 
 def _pairs(result: xr.Dataset) -> attnlens.Finding:
     value = result["pairs_value"].sel(invariant="cka")
-    p = result["pairs_p"].sel(invariant="cka")
-    n = result.attrs["pairs"]
-    biased = result["pairs_null_mean"].sel(invariant="cka_biased")
-    beyond = p <= 0.05 / p.size
-    other = result.attrs["pairs_other"]
+    p = result["pairs_p_any"].sel(invariant="cka")
+    n, other = result.attrs["pairs"], result.attrs["pairs_other"]
+    what = f"each text in this model and in {other}" if other else "the two texts of a pair"
+    evidence = {"cka": value.values, "p": p.values, "pairs": n}
     null: dict[str, Any] = {"shuffled": result["pairs_null_mean"].sel(invariant="cka").values}
-    learned = ""
+    span = _span(value)
+    judged, beyond = p <= attnlens.nulls.ALPHA, ""
     if "pairs_twin" in result:
         twins = result["pairs_twin"].sel(invariant="cka")
         null["twins_highest"] = twins.max("twin").values
-        bounds = attnlens.nulls.twin_range(list(twins), floor=0.05, over=())
-        beyond = beyond & attnlens.nulls.above(value, bounds)
-        learned = " and more than in twins, whose texts share words too"
-    layers = [int(i) for i in np.flatnonzero(beyond.values)]
-    caveat = (
-        f"With {n} pairs the plain CKA would be {biased.max().item():.2f} for texts paired at "
-        "random, so that the debiased one is used."
-    )
-    what = f"each text in this model and in {other}" if other else "the two texts of a pair"
-    span = f"{value.min().item():.2f} to {value.max().item():.2f}"
-    if layers:
+        bounds = attnlens.nulls.twin_range(list(twins), floor=0.05, over="layer")
+        judged = judged & attnlens.nulls.above(value, bounds)
+        beyond = f"twins: {_span(twins)}"
+    layers = [int(i) for i in np.flatnonzero(judged.values)] if beyond else []
+    start = f"Representations of {what}"
+    if not bool(value.notnull().all()):
         text = (
-            f"Representations of {what} agree up to a rotation in {words.layers(layers)}, more "
-            f"than those of texts paired at random{learned} (debiased CKA {span}). {caveat}"
+            f"{start} cannot be compared in all layers: there, the texts do not vary on one side."
+        )
+        layers = []
+    elif layers:
+        text = (
+            f"{start} are more alike at the input of {words.layers(layers)} than those of texts "
+            f"paired at random, and than in twins (debiased CKA, which no rotation changes, "
+            f"{span}; {beyond})."
+        )
+    elif not bool((p <= attnlens.nulls.ALPHA).any()):
+        text = f"{start} are in no layer clearly more alike than by chance (debiased CKA {span})."
+    elif beyond:
+        text = (
+            f"{start} are more alike than by chance, but not clearly more than in twins with "
+            f"random weights, whose texts share words too (debiased CKA {span}; {beyond})."
         )
     else:
         text = (
-            f"Representations of {what} agree in no layer clearly more than by chance (debiased "
-            f"CKA {span}). {caveat}"
+            f"{start} are more alike than by chance (debiased CKA {span}); whether more than with "
+            "random weights was not judged: there are no twins."
+        )
+    biased = result["pairs_null_mean"].sel(invariant="cka_biased").max().item()
+    if np.isfinite(biased):
+        text += (
+            f" With {n} pairs the plain CKA would be {biased:.2f} for texts paired at random, so "
+            "that the debiased one is used."
         )
     return attnlens.Finding(
-        claim="same-meaning",
-        holds=bool(layers),
-        text=text,
-        evidence={"layers": layers, "cka": value.values, "p": p.values, "pairs": n},
-        null=null,
-    )
+        claim="same-meaning", holds=bool(layers), text=text, null=null,
+        evidence={"layers": layers, **evidence},
+    )  # fmt: skip
+
+
+def _span(values: xr.DataArray) -> str:
+    return _span(values)
 
 
 def _cells(mask: xr.DataArray) -> dict[str, tuple[int, int]]:

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlens_plugins.equivariance.rotary import Rotary
+
 Array = NDArray[np.float64]
-Pairs = Sequence[tuple[int, int]]
+#: Name -> float64[layer, head]: what a head adds to its scores that no weight holds.
+Extra = Mapping[str, Any]
 
 #: Numbers in a strip of all heads' matrices: 32 MB in float64. Strips of few rows are slow.
 _STRIP = 2**22
@@ -24,8 +27,21 @@ _STRIP = 2**22
 _OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Multiplications beyond which heads are compared within their layers alone.
 _MOST_WORK = 4e12
-#: Heads nearer than this are equal up to rounding.
+#: Heads farther apart than this are not equal, however coarse the dtype is.
 EQUAL = 1e-3
+
+
+#: The spacing of a dtype's numbers at 1.
+_SPACING = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def equal_below(facts: Any) -> float:
+    """Return the distance below which heads are equal up to the rounding of their weights.
+
+    Products of d_model terms, each rounded, with a slack for the condition of the bases.
+    """
+    eps = _SPACING.get(facts.dtype, 2.0**-23)
+    return float(np.clip(64 * eps * facts.d_model**0.5, 1e-6, EQUAL))
 
 
 @dataclass(frozen=True)
@@ -122,38 +138,79 @@ def folded(weights: Mapping[str, Any], part: str, layer_norm: bool) -> Array:
 
 
 def query_key_heads(
-    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], offset: int
+    weights: Mapping[str, Any],
+    facts: Any,
+    rotary: Sequence[Rotary],
+    offset: int,
+    extra: Extra | None = None,
 ) -> Heads:
     """Return the forms ``W_Q R_offset W_K^T`` of all heads, norms and biases folded in.
 
     What adds the same to a whole row of scores does nothing: the key's constant row is dropped on
-    dimensions that nothing turns, unless a soft cap bends the scores. QK-norm's lengths depend on
-    the token and cannot be folded; its gains are.
+    dimensions that nothing turns, unless a soft cap bends the scores. The layer's factor of the
+    scores belongs to the form; so does what ALiBi takes away at the offset, and a sink is the
+    score of one further key. QK-norm divides by lengths that depend on the token: its gains are
+    folded, and the size of the weights before it, which it takes away, is set to one.
 
     Parameters
     ----------
     weights : mapping
         Of the layers that are compared.
     facts : ModelFacts
-    pairs : sequence, one for each of these layers, of sequence of (int, int)
-        Dimensions that the rotary embedding turns together.
+    rotary : sequence of Rotary, one for each of these layers
     offset : int
         Query position minus key position.
+    extra : mapping, optional
+        ``scales`` [layer], ``slopes`` and ``sinks`` [layer, head] of these layers, where there are
+        any. Without ``scales`` all layers have the same.
     """
-    layer_norm = facts.norm == "layer"
-    left, right = folded(weights, "Q", layer_norm), folded(weights, "K", layer_norm)
+    left, right = _queries_and_keys(weights, facts)
     if "q_norm_w" in weights and "k_norm_w" in weights:
         left = left * _per_head(weights["q_norm_w"])
         right = right * _per_head(weights["k_norm_w"])
-    for layer, turned in enumerate(pairs):
+    extra = extra or {}
+    if "scales" in extra:
+        left = left * np.asarray(extra["scales"])[:, None, None, None]
+    for layer, turn in enumerate(rotary):
         if facts.soft_cap is None and not facts.qk_norm:
-            moved = {i for pair in turned for i in pair}
+            moved = {i for pair in turn.pairs for i in pair}
             right[layer, :, -1, [i for i in range(facts.d_head) if i not in moved]] = 0.0
-        if turned and offset:
-            angles = frequencies(facts, len(turned)) * offset
-            right[layer] = turned_by(right[layer], turned, angles)
+        right[layer] = turn.keys_back(right[layer], offset)
+    right = np.swapaxes(np.repeat(right, facts.n_heads // facts.n_kv_heads, axis=1), 2, 3)
+    for name, value in (("slopes", -offset), ("sinks", 1.0)):
+        if name in extra:
+            left, right = _with_constant(left, right, value * np.asarray(extra[name]))
+    return Heads(_flat(left), _flat(right))
+
+
+def normaliser_heads(weights: Mapping[str, Any], facts: Any) -> tuple[Heads, Heads]:
+    """Return ``W_Q W_Q^T`` and ``W_K W_K^T``: the lengths that QK-norm divides by."""
+    left, right = _queries_and_keys(weights, facts)
     right = np.repeat(right, facts.n_heads // facts.n_kv_heads, axis=1)
-    return Heads(_flat(left), _flat(np.swapaxes(right, 2, 3)))
+    q, k = (Heads(_flat(side), _flat(np.swapaxes(side, 2, 3))) for side in (left, right))
+    return q, k
+
+
+def _queries_and_keys(weights: Mapping[str, Any], facts: Any) -> tuple[Array, Array]:
+    layer_norm = facts.norm == "layer"
+    q, k = folded(weights, "Q", layer_norm), folded(weights, "K", layer_norm)
+    if not facts.qk_norm:
+        return q, k
+    # A norm over all heads takes away the size of all together.
+    over = (2, 3) if np.ndim(weights.get("q_norm_w", 0)) == 2 else (1, 2, 3)
+    q, k = (w / np.sqrt((w**2).mean(over, keepdims=True)).clip(1e-30) for w in (q, k))
+    return q, k
+
+
+def _with_constant(left: Array, right: Array, values: Array) -> tuple[Array, Array]:
+    """Add to each head's form a column that only the constant row has, [layer, head] values."""
+    row = np.zeros((*left.shape[:3], 1))
+    row[:, :, -1] = 1.0
+    column = np.zeros((*right.shape[:3], 1))
+    new = np.zeros((*right.shape[:2], 1, right.shape[3] + 1))
+    new[:, :, 0, -1] = values
+    wide = np.concatenate([np.concatenate([right, column], 3), new], 2)
+    return np.concatenate([left, row], 3), wide
 
 
 def value_output_heads(weights: Mapping[str, Any], facts: Any) -> Heads:
@@ -173,43 +230,17 @@ def _flat(values: Array) -> Array:
     return np.ascontiguousarray(values.reshape(-1, *values.shape[2:]))
 
 
-def turned_by(w: Array, pairs: Pairs, angles: Array) -> Array:
-    """Turn pairs of the last dimension by angles: what an offset does to keys.
-
-    References
-    ----------
-    Su et al., "RoFormer" (arXiv:2104.09864), equations 14 and 15: only the difference of two
-    positions is left in the product of a query and a key.
-    """
-    first, second = [i for i, _ in pairs], [j for _, j in pairs]
-    c, s = np.cos(angles), np.sin(angles)
-    found = w.copy()
-    found[..., first] = w[..., first] * c + w[..., second] * s
-    found[..., second] = w[..., second] * c - w[..., first] * s
-    return found
-
-
-def frequencies(facts: Any, count: int) -> Array:
-    """Return the rotary frequencies, radians per position, ``base^(-2 i / rotary_dim)``.
-
-    Scaled variants (Llama 3, YaRN) change the lowest of them, which turn little over the offsets
-    that are compared.
-    """
-    config = facts.config
-    rope = config.get("rope_parameters") or {}
-    if "rope_theta" not in rope and rope:
-        rope = next((v for v in rope.values() if isinstance(v, Mapping)), {})
-    base = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
-    return np.asarray(float(base) ** (-np.arange(count) / count))
-
-
-def offsets(length: int, rotary: bool) -> tuple[int, ...]:
+def offsets(length: int, moving: bool) -> tuple[int, ...]:
     """Choose the offsets at which forms are compared: powers of two below the length."""
-    return tuple(o for o in _OFFSETS if o < max(length, 1)) if rotary else (0,)
+    return tuple(o for o in _OFFSETS if o < max(length, 1)) if moving else (0,)
 
 
 def head_distances(
-    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], at: Sequence[int]
+    weights: Mapping[str, Any],
+    facts: Any,
+    rotary: Sequence[Rotary],
+    at: Sequence[int],
+    extra: Extra | None = None,
 ) -> dict[str, Array]:
     """Return the distances of all pairs of heads.
 
@@ -218,10 +249,11 @@ def head_distances(
     weights : mapping
         The model's weights, in float32 or better.
     facts : ModelFacts
-    pairs : sequence, one for each layer, of sequence of (int, int)
-        Dimensions that the rotary embedding turns together.
+    rotary : sequence of Rotary, one for each layer
     at : sequence of int
         Offsets.
+    extra : mapping, optional
+        See :func:`query_key_heads`.
 
     Returns
     -------
@@ -232,12 +264,15 @@ def head_distances(
         heads would take minutes, heads of different layers are not compared and have NaN.
     """
     layers, heads = facts.n_layers, facts.n_heads
+    extra = extra or {}
     if work(facts, len(at)) <= _MOST_WORK:
-        return _compared(weights, facts, pairs, at)
+        return _compared(weights, facts, rotary, at, extra)
     found: dict[str, Array] = {}
     for layer in range(layers):
-        own = {name: np.asarray(weights[name][layer : layer + 1]) for name in _USED & {*weights}}
-        part = _compared(own, facts, pairs[layer : layer + 1], at)
+        one = slice(layer, layer + 1)
+        own = {name: np.asarray(weights[name][one]) for name in _USED & {*weights}}
+        apart = {name: values[one] for name, values in extra.items()}
+        part = _compared(own, facts, rotary[one], at, apart)
         place = slice(layer * heads, (layer + 1) * heads)
         for name, values in part.items():
             whole = found.setdefault(name, np.full((layers * heads,) * 2, np.nan))
@@ -259,14 +294,21 @@ def work(facts: Any, forms: int) -> float:
 
 
 def _compared(
-    weights: Mapping[str, Any], facts: Any, pairs: Sequence[Pairs], at: Sequence[int]
+    weights: Mapping[str, Any],
+    facts: Any,
+    rotary: Sequence[Rotary],
+    at: Sequence[int],
+    extra: Extra,
 ) -> dict[str, Array]:
     total: Array | None = None
     content: Array | None = None
     for offset in at:
-        products = gram(query_key_heads(weights, facts, pairs, offset))
+        products = gram(query_key_heads(weights, facts, rotary, offset, extra))
         content = products if content is None else content
         total = products if total is None else total + products
+    if total is not None and facts.qk_norm:
+        for lengths in normaliser_heads(weights, facts):
+            total = total + gram(lengths)
     if total is None or content is None:
         raise ValueError("no offset to compare heads at")
     qk = relative_distances(total)
@@ -281,7 +323,7 @@ def _compared(
 
 def nearest(distances: Array) -> Array:
     """Return each head's distance to its nearest other, [head]; NaN for a single head."""
-    if len(distances) < 2:
+    if len(distances) < 2:  # nothing to be near to
         return np.full(len(distances), np.nan)
     apart = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
     return np.asarray(np.nanmin(apart, axis=1))

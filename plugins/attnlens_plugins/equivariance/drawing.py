@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 import attnlens
+from attnlens_plugins.equivariance import words
 from attnlens_plugins.equivariance.checks import Check, checks
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _LEGEND = (
     (_HOLDS, "✓  holds: nothing moves beyond rounding"),
     ("#f5c98b", "how much the output or the weights change"),
     (_FAILS, "✗  fails, though it should hold"),
-    (_UNDECIDED, "?  the dtype is too coarse to tell"),
+    (_UNDECIDED, "?  undecided: the dtype is too coarse, or nothing was tested"),
 )
 
 
@@ -267,14 +268,14 @@ def head_distances(result: xr.Dataset, figure: Figure) -> str:
         for spine in ax.spines.values():
             spine.set_visible(False)
     bar = figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.02)
-    bar.set_label("Distance: 0 equal, 1 unrelated")
+    bar.set_label("Distance: 0 equal, 1 unrelated, √2 opposite")
     bar.outline.set_visible(False)
     figure.suptitle("Which heads are alike, whatever their bases", x=0.012, ha="left")
-    groups = len(set(clusters[clusters >= 0].tolist()))
+    groups = words.count(len(set(clusters[clusters >= 0].tolist())), "group")
     nearest = float(result["nearest_distance"].min())
     return (
         f"Two maps of the distances between all {count} heads; the nearest two are {nearest:.2f} "
-        f"apart; {groups} groups are outlined."
+        f"apart; outlined: {groups}."
     )
 
 
@@ -305,13 +306,13 @@ def nearest_heads(result: xr.Dataset, figure: Figure) -> str:
         figure,
         values,
         title="How far is the head most like it?",
-        label="Distance: 0 equal, 1 unrelated",
+        label="Distance: 0 equal, 1 unrelated, √2 opposite",
         null=result.get("nearest_distance_twin"),
         vmin=0.0,
         cmap=attnlens.figures.SEQUENTIAL.reversed(),
     )
     low, high = values.min().item(), values.max().item()
-    return f"A grid of layers by heads: distance to the nearest other head, {low:.2f} to {high:.2f}"
+    return f"A grid of layers by heads: distance to the nearest other head, {words.span(low, high)}"
 
 
 _NAMED = {
@@ -341,12 +342,18 @@ def pairs(result: xr.Dataset, figure: Figure) -> str:
         ax.plot(layers, one["pairs_value"].values, color="#1d6f93", linewidth=1.8, marker="o",
                 markersize=3.5, label="the pairs")  # fmt: skip
         ax.set_title(title, color=_INK)
-        ax.set_ylim(min(-0.05, float(np.nanmin(floor)) - 0.05), 1.05)
-        ax.set_xlabel("Layer")
+        drawn = [one[name] for name in ("pairs_null_mean", "pairs_value", "pairs_twin")
+                 if name in one]  # fmt: skip
+        lowest = min(float(values.min()) for values in drawn)
+        ax.set_ylim(min(-0.05, lowest - 0.05) if np.isfinite(lowest) else -0.05, 1.05)
+        ax.set_xlabel("Input of layer")
         ax.grid(axis="y")
         ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("Similarity")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle("How alike are texts with one meaning?", x=0.012, ha="left")
     cka = result["pairs_value"].sel(invariant="cka").values
-    return f"Four similarities by layer; the debiased CKA is {np.min(cka):.2f} to {np.max(cka):.2f}"
+    if not np.isfinite(cka).any():
+        return "Four similarities by layer; the debiased CKA is not defined: no text differs"
+    low, high = np.nanmin(cka), np.nanmax(cka)
+    return f"Four similarities by layer; the debiased CKA is {words.span(low, high)}"

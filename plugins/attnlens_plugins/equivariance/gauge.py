@@ -9,20 +9,21 @@ import numpy as np
 
 from attnlens_plugins.equivariance.groups import (
     Array,
+    Block,
     Group,
     condition,
     query_key_group,
-    rotary_pairs,
     value_output_group,
 )
 from attnlens_plugins.equivariance.live import Call
 from attnlens_plugins.equivariance.merging import HeadOrder
+from attnlens_plugins.equivariance.outputs import heads_behind, output_change, output_tolerance
+from attnlens_plugins.equivariance.rotary import Rotary, measured
 from attnlens_plugins.equivariance.rounding import (
     pattern_tolerance,
     unit_roundoff,
     value_tolerance,
 )
-from attnlens_plugins.equivariance.shifts import rotated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,25 +97,20 @@ def groups_of(call: Call, gains: Mapping[str, Any]) -> list[Group]:
     """
     facts = call.model.facts
     heads, kv, d_head = facts.n_heads, facts.n_kv_heads, facts.d_head
-    turned = rotated(facts, call.seen)
-    if not facts.qk_norm:
-        pairs = _pairs(call, turned, None)
-        if pairs is None:
-            return [_unknown(d_head, turned)] * kv
-        return [query_key_group(d_head, pairs)] * kv
-    if "q_norm_w" not in gains or "k_norm_w" not in gains:
-        return [_unknown(d_head, d_head)] * kv
-    q_gain = _q_gain(facts, gains)
-    k_gain = np.broadcast_to(gains["k_norm_w"], (kv, d_head)).astype(np.float64)
-    pairs = _pairs(call, turned, q_gain)
-    if pairs is None:
-        return [_unknown(d_head, d_head)] * kv
+    both = qk_gains(facts, gains)
+    rotary = measured(call, both)
+    if rotary is None or (facts.qk_norm and both is None):
+        turned = d_head if facts.qk_norm else int(facts.rotary_dim or d_head)
+        return [_unknown(d_head, turned)] * kv
+    if both is None:
+        return [query_key_group(d_head, rotary.pairs)] * kv
+    q_gain, k_gain = both
     centred = _centred(call)
     per = heads // kv
     return [
         query_key_group(
             d_head,
-            pairs,
+            rotary.pairs,
             [(q_gain[h], k_gain[g]) for h in range(g * per, (g + 1) * per)],
             centred=centred,
         )
@@ -122,34 +118,22 @@ def groups_of(call: Call, gains: Mapping[str, Any]) -> list[Group]:
     ]
 
 
-def _q_gain(facts: Any, gains: Mapping[str, Any]) -> Any:
-    """Return the gains of QK-norm on queries, float64[head, d_head]; None without them."""
-    if not facts.qk_norm or "q_norm_w" not in gains:
+def qk_gains(facts: Any, gains: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return QK-norm's gains, float64[head, d_head] and [kv_head, d_head]; None without them."""
+    if not facts.qk_norm or "q_norm_w" not in gains or "k_norm_w" not in gains:
         return None
-    return np.broadcast_to(gains["q_norm_w"], (facts.n_heads, facts.d_head)).astype(np.float64)
+    sides = (("q_norm_w", facts.n_heads), ("k_norm_w", facts.n_kv_heads))
+    q, k = (
+        np.broadcast_to(gains[name], (count, facts.d_head)).astype(np.float64)
+        for name, count in sides
+    )
+    return q, k
 
 
 def _unknown(d_head: int, turned: int) -> Group:
     """Claim nothing on dimensions that something unknown acts on."""
-    from attnlens_plugins.equivariance.groups import Block
-
-    blocks = [Block("none", tuple(range(turned))), Block("linear", tuple(range(turned, d_head)))]
+    blocks = (Block("unknown", tuple(range(turned))), Block("linear", tuple(range(turned, d_head))))
     return Group(tuple(b for b in blocks if b.dims), d_head)
-
-
-def _pairs(call: Call, turned: int, gain: Any) -> list[tuple[int, int]] | None:
-    if not turned:
-        return []
-    if "q" not in call.seen or "q_rot" not in call.seen:
-        return None
-    q = call.seen["q"].double().cpu().numpy()
-    q_rot = call.seen["q_rot"].double().cpu().numpy()
-    if gain is not None:
-        # Only directions are compared: whether the norm spans one head or all does not matter.
-        q = q * gain
-        q = q / np.linalg.norm(q, axis=-1, keepdims=True).clip(1e-30)
-        q_rot = q_rot / np.linalg.norm(q_rot, axis=-1, keepdims=True).clip(1e-30)
-    return rotary_pairs(q, q_rot, turned)
 
 
 def _centred(call: Call) -> bool:
@@ -174,13 +158,19 @@ class Gauge:
         Inside the group: the largest change of a weight of the pattern (qk), or of the head's
         result ``z W_O`` relative to its longest (vo), and what rounding may do. Outside it: the
         same change, which must be larger.
+    output_error, output_tolerance : float64[layer]
+        The same for what the layer writes once values and outputs are in another basis.
     dims : dict from {"qk", "vo"} to int[layer]
         Dimensions of the redundant space, all heads together.
     words : dict from {"qk", "vo"} to list of str, one for each layer
     heads : HeadOrder
         Whether the heads may be listed in another order.
-    pairs : list, one for each layer, of list of (int, int)
-        Dimensions that the rotary embedding turns together.
+    rotary : list, one for each layer, of Rotary or None
+        What the rotary embedding does; None where it could not be told.
+    slopes, sinks : list, one for each layer, of float64[head] or None
+        ALiBi's slopes and the sinks, where there are any and they can be reached.
+    known : dict from {"qk", "vo"} to bool[layer]
+        Whether the group is known, so that something was tested.
     logits : dict
         See :func:`whole_model`.
     moved : dict from quantity to float
@@ -195,11 +185,16 @@ class Gauge:
         shape = (facts.n_layers, facts.n_heads)
         self.error = {k: np.full(shape, np.nan) for k in ("qk", "vo")}
         self.tolerance = {k: np.full(shape, np.nan) for k in ("qk", "vo")}
+        self.output_error = np.full(facts.n_layers, np.nan)
+        self.output_tolerance = np.full(facts.n_layers, np.nan)
         self.outside = {k: np.full(shape, np.nan) for k in ("qk", "vo")}
         self.dims = {k: np.zeros(facts.n_layers, dtype=np.int64) for k in ("qk", "vo")}
         self.words = {k: [""] * facts.n_layers for k in ("qk", "vo")}
         self.heads = HeadOrder(facts, seed)
-        self.pairs: list[list[tuple[int, int]]] = [[] for _ in range(facts.n_layers)]
+        self.rotary: list[Rotary | None] = [None] * facts.n_layers
+        self.slopes: list[Any] = [None] * facts.n_layers
+        self.sinks: list[Any] = [None] * facts.n_layers
+        self.known = {k: np.zeros(facts.n_layers, dtype=bool) for k in ("qk", "vo")}
         self.logits: dict[str, float] = {}
         self.moved: dict[str, float] = {}
         self.inside: dict[tuple[str, int], Array] = {}
@@ -212,7 +207,8 @@ class Gauge:
         gains = {name: np.asarray(value[layer]) for name, value in self.gains.items()}
         generator = np.random.default_rng([self.seed, layer])
         self.heads.visit(call, weights)
-        self.pairs[layer] = _pairs(call, rotated(facts, call.seen), _q_gain(facts, gains)) or []
+        self.rotary[layer] = measured(call, qk_gains(facts, gains))
+        self.slopes[layer], self.sinks[layer] = call.slopes(), _values(call.parameter("sinks"))
         groups = {
             "qk": groups_of(call, gains),
             "vo": [value_output_group(facts.d_head)] * facts.n_kv_heads,
@@ -224,18 +220,36 @@ class Gauge:
             self.words[kind][layer] = _common(groups[kind])
             values = turn(weights, maps)
             changes, new = measure(call, kind, values, weights)
-            self.error[kind][layer] = changes
-            self.tolerance[kind][layer] = self._allowed(call, kind, maps)
+            self.known[kind][layer] = all(group.known for group in groups[kind])
+            if not all(group.trivial for group in groups[kind]):
+                self.error[kind][layer] = changes
+                worst = condition(*(m for pair in maps for m in pair))
+                self.tolerance[kind][layer] = self._allowed(call, kind, worst)
+                if kind == "vo":
+                    self._certify_output(call, values, new["out"], weights, worst)
             self._note_moved(call, kind, new)
             other = turn(weights, beyond)
             self.outside[kind][layer], _ = measure(call, kind, other, weights)
             self.inside.update({(name, layer): value for name, value in values.items()})
             self.outside_values.update({(name, layer): value for name, value in other.items()})
 
-    def _allowed(self, call: Call, kind: str, maps: Maps) -> Any:
+    def _certify_output(
+        self, call: Call, values: Weights, new: Tensor, weights: Weights, worst: float
+    ) -> None:
+        """Compare what the layer writes; if it moved, find the heads that did it."""
+        layer = call.layer
+        rounding = 2 * value_tolerance(call.seen, call.model.facts, layer, call.n, worst)
+        allowed = output_tolerance(call, weights, rounding)
+        change = output_change(new, call.seen["out"])
+        self.output_error[layer], self.output_tolerance[layer] = change, allowed
+        own = self.error["vo"][layer]
+        if not change <= allowed and (own <= self.tolerance["vo"][layer]).all():
+            found = heads_behind(call, call.again, lambda out: out, values)
+            self.error["vo"][layer] = np.where(found > 4 * allowed, np.maximum(own, found), own)
+
+    def _allowed(self, call: Call, kind: str, worst: float) -> Any:
         """Return what rounding may do once weights are expressed in another basis."""
         facts = call.model.facts
-        worst = condition(*(m for pair in maps for m in pair))
         bound = pattern_tolerance if kind == "qk" else value_tolerance
         # The new weights are rounded, which the products feel as if their inputs had been.
         return 2 * bound(call.seen, facts, call.layer, call.n, worst).double().numpy()
@@ -251,8 +265,12 @@ class Gauge:
                 change = float(torch.linalg.vector_norm(new[name].double() - old) / size)
                 self.moved[name] = max(self.moved.get(name, 0.0), change)
         if kind == "vo":
-            change = float(np.nanmax(self.error[kind][call.layer]))
+            change = float(self.error[kind][call.layer].max())
             self.moved["result"] = max(self.moved.get("result", 0.0), change)
+
+
+def _values(parameter: Any) -> Any:
+    return None if parameter is None else parameter.detach().double().cpu().numpy()
 
 
 def measure(

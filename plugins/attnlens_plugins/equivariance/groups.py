@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Kind = Literal[
-    "linear", "scaled rotations", "rotations", "orthogonal", "signs", "pair signs", "none"
+    "linear",
+    "scaled rotations",
+    "rotations",
+    "orthogonal",
+    "signs",
+    "pair signs",
+    "none",
+    "unknown",
 ]
 
 #: Elements are drawn with singular values between 1 / _STRETCH and _STRETCH.
@@ -35,6 +42,7 @@ WORDS: dict[str, str] = {
     "signs": "{0} signs",
     "pair signs": "{1} pair signs",
     "none": "trivial on {0}",
+    "unknown": "not known on {0}",
 }
 
 
@@ -47,7 +55,8 @@ class Block:
     kind : str
         ``"linear"``: any invertible map; ``"scaled rotations"``: (a, b; -b, a) on each pair;
         ``"rotations"``: the same with a^2 + b^2 = 1; ``"orthogonal"``; ``"signs"``: of each
-        dimension; ``"pair signs"``: of each pair; ``"none"``: the identity alone.
+        dimension; ``"pair signs"``: of each pair; ``"none"``: the identity alone; ``"unknown"``:
+        something acts there that was not understood, so that the identity alone is drawn.
     dims : tuple of int
         In pairs of neighbours for the kinds that act on pairs.
     """
@@ -113,6 +122,11 @@ class Group:
     def trivial(self) -> bool:
         """Whether the group holds the identity alone."""
         return all(block.kind == "none" for block in self.blocks)
+
+    @property
+    def known(self) -> bool:
+        """Whether all that acts between projection and product was understood."""
+        return all(block.kind != "unknown" for block in self.blocks)
 
     def draw(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """Return a random element: the maps of queries and of keys, each [d_head, d_head].
@@ -274,36 +288,3 @@ def _classes(products: Array, dims: Sequence[int]) -> list[tuple[int, ...]]:
         else:
             found.append([i])
     return [tuple(members) for members in found]
-
-
-def rotary_pairs(q: Array, q_rot: Array, rotated: int) -> list[tuple[int, int]] | None:
-    """Find which dimensions a rotary embedding turns together, from what it did.
-
-    A rotation of a pair keeps the pair's length. The two layouts in use pair dimension i with
-    i + n / 2 (Llama, GPT-NeoX) or with its neighbour (GPT-J, Cohere).
-
-    Parameters
-    ----------
-    q, q_rot : float64[..., d_head]
-        Queries before the rotation (after QK-norm) and after it.
-    rotated : int
-        The first so many dimensions are turned.
-
-    Returns
-    -------
-    list of (int, int) or None
-        None where neither layout keeps lengths.
-    """
-    half = rotated // 2
-    layouts = (
-        [(i, i + half) for i in range(half)],
-        [(2 * i, 2 * i + 1) for i in range(half)],
-    )
-    size = float(np.abs(q).max()) or 1.0
-    for pairs in layouts:
-        first, second = [i for i, _ in pairs], [j for _, j in pairs]
-        before = np.hypot(q[..., first], q[..., second])
-        after = np.hypot(q_rot[..., first], q_rot[..., second])
-        if float(np.abs(before - after).max()) <= 0.02 * size:
-            return pairs
-    return None

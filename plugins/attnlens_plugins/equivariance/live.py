@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import attnlens
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,7 +34,8 @@ class Call:
     seen : dict of str to Tensor
         Activations of the model's own pass, as in the vocabulary: ``pattern`` [prompt, head,
         query_pos, key_pos], ``q``, ``k``, ``v``, ``q_rot``, ``k_rot``, ``z`` [prompt, pos, head or
-        kv_head, d_head]; those that the model gives.
+        kv_head, d_head]; those that the model gives. ``out`` [prompt, pos, d_model] is what the
+        module returned.
     x : Tensor[prompt, pos, d_model]
         What went into attention, after the norm.
     visible : Tensor[query_pos, key_pos] of bool
@@ -59,6 +62,28 @@ class Call:
     def masked(self) -> bool:
         """Whether there is any key that some query does not see."""
         return not bool(self.visible.all())
+
+    def tables(self) -> list[Any]:
+        """Return the tables of positions that attention is given, float64[pos, column] each."""
+        given = self._kwargs.get("position_embeddings") or ()
+        return [t.double().cpu().numpy().reshape(-1, self.n, t.shape[-1])[0] for t in given]
+
+    def slopes(self) -> Any:
+        """Return ALiBi's slope of each head, float64[head]; None where it is not handed over."""
+        heads = self.model.facts.n_heads
+        for name in ("alibi", "position_bias"):
+            table: Any = self._kwargs.get(name)
+            if hasattr(table, "reshape"):
+                rows = table.double().cpu().numpy().reshape(-1, heads, self.n)[0]
+                return (rows[:, -1] - rows[:, 0]) / (self.n - 1)
+        return None
+
+    def parameter(self, name: str) -> Any:
+        """Return a parameter of the model's own attention, such as ``q_norm.weight``, or None."""
+        owner: Any = own(self._module)
+        for part in name.split("."):
+            owner = getattr(own(owner), part, None)
+        return owner
 
     def again(
         self,
@@ -168,8 +193,9 @@ class _Tap:
     def record(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         own, self.into, self.busy = self.into, {}, True
         try:
-            module(*args, **kwargs)
-            return {name: value for (name, _), value in self.into.items()}
+            output = module(*args, **kwargs)
+            found = {name: value for (name, _), value in self.into.items()}
+            return {**found, "out": first_of(output).detach()}
         finally:
             self.into, self.busy = own, False
 
@@ -206,6 +232,8 @@ def each_attention(model: Any, tokens: Any, visit: Callable[[Call], None]) -> Te
             given, named = inputs.pop(layer)
             seen = {name: tap.into.pop((name, layer)) for name in names}
             x = named["hidden_states"] if "hidden_states" in named else given[0]
+            seen["out"] = first_of(output).detach()
+            refuse_what_is_not_finite(seen, layer)
             table, visible = _mask_of(model.facts, layer, x, given, named)
             visit(Call(model, layer, seen, x, visible, module, given, named, tap, table))
 
@@ -220,7 +248,49 @@ def each_attention(model: Any, tokens: Any, visit: Callable[[Call], None]) -> Te
             ):
                 stack.callback(handle.remove)
         stack.enter_context(model.record(names, tap.keep))
-        return model.forward(tokens)  # type: ignore[no-any-return]
+        logits: Tensor = model.forward(tokens)
+    if not bool(logits.isfinite().all()):
+        raise attnlens.errors.NonFiniteError(
+            "The logits hold NaN or infinity, though every layer's attention is finite.",
+            hint="Something behind attention overflows: its parameters, or a dtype too narrow.",
+        )
+    return logits
+
+
+def refuse_what_is_not_finite(seen: Mapping[str, Tensor], layer: int) -> None:
+    """Refuse a layer in which something is NaN or infinite: nothing can be certified of it.
+
+    Raises
+    ------
+    NonFiniteError
+        With the layer, and the head where one can be named.
+    """
+    for name, value in seen.items():
+        wrong = ~value.isfinite()
+        if not bool(wrong.any()):
+            continue
+        axis = {"pattern": 1, "scores": 1, "out": None}.get(name, 2)
+        where = f"layer {layer}"
+        if axis is not None:
+            head = int(wrong.movedim(axis, 0).flatten(1).any(1).nonzero()[0])
+            kind = "key-value head" if name in ("k", "v", "k_rot") else "head"
+            where = f"{kind} {layer}.{head}"
+        raise attnlens.errors.NonFiniteError(
+            f"{name!r} of {where} holds NaN or infinity, so that no symmetry can be checked.",
+            hint="Look at that layer's weights and at what comes before it, or use a wider dtype.",
+        )
+
+
+def own(module: Any) -> Any:
+    """Return the module that stands behind the library's hooked one."""
+    while getattr(module, "_modules", {}).get("_original_component") is not None:
+        module = module._modules["_original_component"]
+    return module
+
+
+def first_of(output: Any) -> Tensor:
+    """Return what a module writes, of all that it returns."""
+    return output[0] if isinstance(output, (tuple, list)) else output  # type: ignore[no-any-return]
 
 
 def _mask_of(

@@ -41,4 +41,11 @@ class EquivarianceOptions(attnlens.Options):
     def _together(self) -> EquivarianceOptions:
         if self.other is not None and self.pairs is None:
             raise ValueError("other needs pairs: the texts that both models read")
+        if self.pairs is not None:
+            from attnlens_plugins.equivariance.pairs import read_pairs
+
+            try:
+                read_pairs(self.pairs, single=self.other is not None)
+            except attnlens.errors.UsageError as error:
+                raise ValueError(f"{error.message} {error.hint or ''}".strip()) from error
         return self

@@ -30,12 +30,16 @@ def read_pairs(path: Path, *, single: bool) -> list[tuple[str, str]]:
     UsageError
         If the file cannot be read, a line is no pair, or there are fewer than four.
     """
+    hint = "equivariance.pairs is a UTF-8 text file: one pair a line, separated by a tab."
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise attnlens.errors.UsageError(
-            f"The pairs in {path} cannot be read: {error}.",
-            hint="equivariance.pairs is a UTF-8 text file: one pair a line, separated by a tab.",
+            f"The pairs in {path} cannot be read: byte {error.start} is not UTF-8.", hint=hint
+        ) from error
+    except OSError as error:
+        raise attnlens.errors.UsageError(
+            f"The pairs in {path} cannot be read: {error.strerror}.", hint=hint
         ) from error
     found = []
     for number, line in enumerate(lines, 1):
@@ -45,14 +49,17 @@ def read_pairs(path: Path, *, single: bool) -> list[tuple[str, str]]:
         if single and len(parts) == 1:
             parts = parts * 2
         if len(parts) != 2 or not all(parts):
+            texts = sum(map(bool, parts))
             raise attnlens.errors.UsageError(
-                f"Line {number} of {path} holds {len(parts)} texts, not a pair: {line[:60]!r}.",
+                f"Line {number} of {path} holds {texts} text{'' if texts == 1 else 's'}, not a "
+                f"pair: {line[:60]!r}.",
                 hint="Separate the two texts by one tab; one text alone needs equivariance.other.",
             )
         found.append((parts[0], parts[1]))
     if len(found) < _FEWEST:
         raise attnlens.errors.UsageError(
-            f"{path} holds {len(found)} pairs; at least {_FEWEST} are needed.",
+            f"{path} holds {len(found)} pair{'' if len(found) == 1 else 's'}; at least {_FEWEST} "
+            "are needed.",
             hint="The similarities compare how pairs differ from each other: some dozens are good.",
         )
     return found
@@ -117,8 +124,13 @@ def compare(left: Any, right: Any, *, shuffles: int, seed: int) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        ``pairs_value``, ``pairs_null_mean``, ``pairs_null_high``, ``pairs_p`` over [layer,
-        invariant]; ``pairs_other_layer`` over [layer].
+        ``pairs_value``, ``pairs_null_mean``, ``pairs_null_high``, ``pairs_p``, ``pairs_p_any``
+        over [layer, invariant]; ``pairs_other_layer`` over [layer]. The last p-value is of the
+        largest of all layers under each pairing, and so is right for all layers at once.
+
+    References
+    ----------
+    Westfall and Young, *Resampling-Based Multiple Testing* (1993): the maximum over all tests.
     """
     n = len(left)
     depth = [round(i * (len(right) - 1) / max(n - 1, 1)) for i in range(n)]
@@ -128,6 +140,14 @@ def compare(left: Any, right: Any, *, shuffles: int, seed: int) -> xr.Dataset:
     for key in ("value", "null_mean", "null_high", "p"):
         values = np.array([[row[name][key] for name in names] for row in rows])
         result[f"pairs_{key}"] = (("layer", "invariant"), values)
+    # Every layer saw the same pairings.
+    p_any = np.ones((n, len(names)))
+    for column, name in enumerate(names):
+        top = np.max([np.nan_to_num(row[name]["null"], nan=-np.inf) for row in rows], axis=0)
+        for i, row in enumerate(rows):
+            if np.isfinite(row[name]["value"]):
+                p_any[i, column] = (1 + (top >= row[name]["value"]).sum()) / (1 + shuffles)
+    result["pairs_p_any"] = (("layer", "invariant"), p_any)
     result["pairs_other_layer"] = ("layer", np.array(depth))
     result.attrs["pairs"] = int(left.shape[1])
     return result

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlens_plugins.equivariance.live import Call
+from attnlens_plugins.equivariance.outputs import (
+    heads_behind,
+    output_change,
+    output_tolerance,
+    weights_of,
+)
 from attnlens_plugins.equivariance.rounding import value_tolerance
 
 if TYPE_CHECKING:
@@ -38,6 +44,9 @@ class Permutation:
         or of the output over its longest value, whichever is larger.
     tolerance : float64[layer, head]
         What rounding may do to it.
+    output_error, output_tolerance : float64[layer]
+        The same for what the layer writes, all heads together; NaN where its weights cannot be had
+        head by head. If it departs, the heads that depart alone are given its error.
     mask_broken, positions_broken : float64[layer, head]
         Relative change of the head's output when the mask, or the positional encodings, stay
         behind; NaN where there are none.
@@ -51,6 +60,8 @@ class Permutation:
         shape = (facts.n_layers, facts.n_heads)
         self.error = np.zeros(shape)
         self.tolerance = np.zeros(shape)
+        self.output_error = np.full(facts.n_layers, np.nan)
+        self.output_tolerance = np.full(facts.n_layers, np.nan)
         self.mask_broken = np.full(shape, np.nan)
         self.positions_broken = np.full(shape, np.nan)
         self.content_distance = np.full(shape, np.nan)
@@ -89,6 +100,21 @@ class Permutation:
         rounding = value_tolerance(call.seen, self.facts, call.layer, call.n)
         self.error[call.layer] = worst.numpy()
         self.tolerance[call.layer] = rounding.double().numpy()
+        self._certify_output(call, orders, rounding)
+
+    def _certify_output(self, call: Call, orders: list[Tensor], rounding: Tensor) -> None:
+        weights = weights_of(call)
+        if weights is None or "v" not in call.seen:
+            return
+        allowed = output_tolerance(call, weights, rounding)
+        changes = [output_change(call.again(o)["out"], call.seen["out"][:, o]) for o in orders]
+        worst = int(np.argmax(changes))
+        self.output_error[call.layer], self.output_tolerance[call.layer] = changes[worst], allowed
+        if not changes[worst] <= allowed and (self.error <= self.tolerance)[call.layer].all():
+            order = orders[worst]
+            found = heads_behind(call, lambda: call.again(order), lambda out: out[:, order])
+            own = self.error[call.layer]
+            self.error[call.layer] = np.where(found > 4 * allowed, np.maximum(own, found), own)
 
     def _leave_behind(self, call: Call, orders: list[Tensor]) -> None:
         """Shuffle the tokens while the mask, the positional encodings, or both stay."""

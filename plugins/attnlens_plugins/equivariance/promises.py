@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,55 @@ def certificates(result: xr.Dataset) -> Iterator[attnlens.Finding]:
 
 
 def _outcome(rows: Sequence[Check]) -> tuple[bool, str]:
-    """Tell whether symmetries hold everywhere, and in words where they do not."""
-    heads = [head for row in rows for head in row.heads]
-    broken = [i for row in rows for i, v in enumerate(row.verdicts) if v == "fails"]
-    vague = sorted({i for row in rows for i, v in enumerate(row.verdicts) if v == "undecided"})
-    if heads:
-        return False, f"It fails in {words.heads(list(dict.fromkeys(heads)))}."
-    if broken:
-        return False, f"It fails in {words.layers(broken)}."
-    if vague:
-        return False, f"The dtype is too coarse to decide it in {words.layers(vague)}."
-    return True, ""
+    """Tell whether symmetries hold wherever they were tested, and in words what is not so.
+
+    It holds if some layer was tested and none fails; what was not tested is named in any case.
+    """
+    wrong, vague, held = [], [], False
+    for row in rows:
+        lead = "It" if len(rows) == 1 else f"The check of {row.what.removeprefix('… ')}"
+        where = [i for i, v in enumerate(row.verdicts) if v == "fails"]
+        unnamed = [i for i in where if not any(h.startswith(f"{i}.") for h in row.heads)]
+        places = [words.heads(row.heads)] * bool(row.heads)
+        places += [words.layers(unnamed)] * bool(unnamed)
+        if where and row.name.endswith("-logits"):
+            wrong.append(
+                f"The logits move by {row.value[-1]:.1e} (rounding allows {row.tolerance[-1]:.1e})."
+            )
+        elif places:
+            wrong.append(f"{lead} fails in {' and in '.join(places)}.")
+        vague.append(_not_told(row, lead))
+        held |= "holds" in row.verdicts
+    if wrong:
+        return False, " ".join(wrong)
+    vague = [text for text in vague if text]
+    return held and not any(_undecided(row) for row in rows), " ".join(vague)
+
+
+def _undecided(row: Check) -> bool:
+    """Whether a row holds nowhere, though it is no row of what cannot be."""
+    told = [v for v in row.verdicts if v != "none"]
+    return bool(told) and "holds" not in told
+
+
+def _not_told(row: Check, lead: str) -> str:
+    """Say of which layers and heads a symmetry says nothing."""
+    coarse = [i for i, v in enumerate(row.verdicts) if v == "undecided" and i not in row.unknown]
+    alone = [head for head in row.untested if int(head.split(".")[0]) not in row.unknown]
+    parts = []
+    if coarse:
+        parts.append(f"{lead} is undecided in {words.layers(coarse)}: the dtype is too coarse.")
+    if row.unknown or alone:
+        where = [words.layers(row.unknown)] * bool(row.unknown)
+        where += [words.heads(alone)] * bool(alone)
+        parts.append(f"{lead} was not tested in {' and '.join(where)}{_why(row)}.")
+    return " ".join(parts)
+
+
+def _why(row: Check) -> str:
+    if row.untested:
+        return ": what should change something changes nothing there either"
+    return ""
 
 
 def _evidence(rows: Sequence[Check]) -> dict[str, Any]:
@@ -46,6 +85,7 @@ def _evidence(rows: Sequence[Check]) -> dict[str, Any]:
             "largest": float(np.nanmax(row.value)),
             "allowed": float(np.nanmax(row.tolerance)),
             "failing": list(row.heads),
+            "untested": list(row.untested),
         }
         for row in rows
         if row.must_hold
@@ -60,8 +100,8 @@ def _permutation(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding
         text = (
             f"Attention is blind to order: permuting tokens, positions and mask together permutes "
             f"the output of all {n} heads (largest departure {words.small(check.value)}; rounding "
-            f"allows {words.small(check.tolerance)}). {_LAW}"
-        )
+            f"allows {words.small(check.tolerance)}). {why} {_LAW}"
+        ).replace("  ", " ")
     else:
         text = f"Permuting tokens, positions and mask together should permute the output. {why}"
     left = [
@@ -97,7 +137,7 @@ def _softmax(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
     elif holds:
         texts.append(
             "Adding a constant to a row of scores changes nothing "
-            f"(largest change {words.small(rows['shift'].value)})."
+            f"(largest change {words.small(rows['shift'].value)}). {why}".strip()
         )
     else:
         texts.append(f"Adding a constant to a row of scores should change nothing. {why}")
@@ -135,20 +175,13 @@ def _head_width(result: xr.Dataset) -> int:
 
 
 def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
-    parts = [rows[name] for name in ("head-order", "gauge-qk", "gauge-vo") if name in rows]
-    parts = [row for row in parts if row.must_hold]
+    names = ("head-order", "gauge-qk", "gauge-vo", "gauge-logits")
+    parts = [rows[name] for name in names if name in rows and rows[name].must_hold]
     holds, why = _outcome(parts)
     inside = result["gauge_logits_inside"].item()
     outside = result["gauge_logits_outside"].item()
     allowed = result["gauge_logits_allowed"].item()
-    still = [
-        name
-        for name in ("gauge-qk-outside", "gauge-vo-outside")
-        if name in rows and "no change" in rows[name].verdicts
-    ]
-    if holds and inside > allowed:
-        holds, why = False, f"The logits move by {inside:.1e} (allowed: {allowed:.1e})."
-    if holds and (still or outside <= allowed):
+    if holds and not outside > allowed:
         holds, why = False, "Maps outside the group change nothing either, so it was not tested."
     dims = int(result["gauge_qk_dims"].sum() + result["gauge_vo_dims"].sum())
     total = result.attrs["attention_parameters"]
@@ -157,13 +190,14 @@ def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
     shared = " per group of heads that share keys and values" if result.attrs["grouped"] else ""
     if holds:
         text = (
-            f"The basis inside a head is arbitrary: another basis in all heads at once moves the "
-            f"logits by {inside:.1e} of the largest (rounding allows {allowed:.1e}), maps outside "
-            f"the group move them by {outside:.2g}. The group is {groups} for queries and keys and "
-            f"{values} for values and outputs{shared}: {dims:,} of {total:,} attention parameters "
-            f"({dims / total:.1%}) are redundant. {_order(rows)}Patterns and results are the same "
+            f"The basis inside a head is arbitrary{_where(parts)}: another basis in all heads at "
+            f"once moves the logits by {inside:.1e} of the largest (rounding allows {allowed:.1e}),"
+            f" maps outside the group move them by {outside:.2g}. The group is {groups} for "
+            f"queries and keys and {values} for values and outputs{shared}: at least {dims:,} of "
+            f"{total:,} attention parameters ({dims / total:.1%}) are redundant, without those of "
+            f"the biases alone. {why} {_order(result, rows)}Patterns and results are the same "
             f"in any basis; q, k, v and z are not. {_LAW}"
-        )
+        ).replace("  ", " ")
     else:
         text = f"Another basis of each head ({groups}; {values}) should change nothing. {why}"
     return attnlens.Finding(
@@ -178,34 +212,54 @@ def _gauge(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
     )
 
 
-def _order(rows: dict[str, Check]) -> str:
+def _where(parts: Sequence[Check]) -> str:
+    """Name the layers that a certificate is about, if these are not all."""
+    rows = [row for row in parts if row.name.startswith("gauge") and row.name != "gauge-logits"]
+    layers = range(max(len(row.verdicts) for row in rows))
+    good = [i for i in layers if all(r.verdicts[i] in ("holds", "none") for r in rows)]
+    return "" if len(good) == len(layers) else f" in {words.layers(good)}"
+
+
+def _order(result: xr.Dataset, rows: dict[str, Check]) -> str:
     check = rows.get("head-order")
     if check is None:
         return ""
-    if check.must_hold:
-        return "Heads may be listed in any order, too. "
-    return f"Heads may not be listed in another order: {check.what.partition('(')[2][:-1]}. "
+    if not check.must_hold:
+        return f"Heads may not be listed in another order: {check.what.partition('(')[2][:-1]}. "
+    own = result.attrs["own_by_head"]
+    along = f", each with {own}" if own else ""
+    if result.attrs["grouped"]:
+        return (
+            "Heads that share keys and values may be listed in any order among themselves, and "
+            f"their groups in any order{along}. "
+        )
+    return f"Heads may be listed in any order, too{along}. "
 
 
 def _rotation(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
-    check = rows["rotation"]
-    worst = float(np.nanmax(check.value))
-    logits = result["rotation_logits"].item()
-    allowed = result["rotation_logits_allowed"].item()
-    holds = all(v in ("holds", "none") for v in _judged(check)) and logits <= allowed
+    both = [rows["rotation"], rows["rotation-logits"]]
+    worst = float(np.nanmax(both[0].value))
+    logits, allowed = result["rotation_logits"].item(), float(both[1].tolerance[-1])
+    # Whether it holds is judged whatever the architecture promises.
+    holds, why = _outcome([replace(row, must_hold=True) for row in both])
+    verdicts = [v for row in both for v in replace(row, must_hold=True).verdicts]
     d = result.attrs["d_model"]
     if holds:
         text = (
-            f"The residual stream has no preferred basis: its norms commute with rotations in "
-            f"O({d}) once their gains are folded into the weights (largest departure {worst:.1e}; "
-            f"logits move by {logits:.1e} of the largest, rounding allows {allowed:.1e}). {_LAW}"
+            f"The residual stream has no preferred basis: carried through the model in a basis "
+            f"turned by a rotation in O({d}), with the norms' gains folded into the weights, it "
+            f"moves the logits by {logits:.1e} of the largest (rounding allows {allowed:.1e}; "
+            f"largest departure of a layer {worst:.1e}). {_LAW}"
         )
-    else:
+    elif "fails" in verdicts:
+        low = float(np.nanmin(both[0].value))
         text = (
-            f"The residual stream has a preferred basis: a rotation changes a norm's output by "
-            f"{np.nanmin(check.value):.1%} to {worst:.1%}, and the logits by {logits:.2g} of the "
-            f"largest. {_reason(result, rows)}"
-        )
+            f"The residual stream has a preferred basis: a rotation changes what a layer adds to "
+            f"it by {low:.1%} to {worst:.1%}, and the logits by {logits:.2g} of the "
+            f"largest. {_reason(result, rows, why)}"
+        ).strip()
+    else:
+        text = f"Whether the residual stream has a preferred basis was not decided. {why}".strip()
     return attnlens.Finding(
         claim="certificate.rotation",
         holds=holds,
@@ -214,21 +268,18 @@ def _rotation(result: xr.Dataset, rows: dict[str, Check]) -> attnlens.Finding:
     )
 
 
-def _judged(check: Check) -> list[str]:
-    """Judge a row as a symmetry, whether or not the architecture promises it."""
-    return [
-        "none" if not np.isfinite(v) else "holds" if v <= t else "fails"
-        for v, t in zip(check.value, check.tolerance, strict=True)
-    ]
-
-
-def _reason(result: xr.Dataset, rows: dict[str, Check]) -> str:
-    kept = rows.get("rotation-kept")
-    if kept is not None and all(v in ("holds", "none") for v in _judged(kept)):
-        return (
-            "Its LayerNorms subtract the mean, which singles out the all-ones direction; rotations "
-            f"that keep it, O({result.attrs['d_model'] - 1}), change nothing."
-        )
+def _reason(result: xr.Dataset, rows: dict[str, Check], why: str) -> str:
+    if rows["rotation"].must_hold:
+        return f"The architecture promises that it has none. {why}"
+    kept = [rows[name] for name in ("rotation-kept", "rotation-kept-logits") if name in rows]
+    if kept:
+        holds, departs = _outcome(kept)
+        if holds:
+            return (
+                "Its LayerNorms subtract the mean, which singles out the all-ones direction; "
+                f"rotations that keep it, O({result.attrs['d_model'] - 1}), change nothing."
+            )
+        return f"Rotations that keep the all-ones direction should change nothing. {departs}"
     named = [str(name) for name in result["rotation_norm"].values]
     if any(name.endswith("_post") for name in named):
         return "Norms behind attention and MLP write to the stream with a gain for each dimension."

@@ -109,7 +109,7 @@ INVARIANTS: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
-def with_null(x: Any, y: Any, *, shuffles: int, seed: int) -> dict[str, dict[str, float]]:
+def with_null(x: Any, y: Any, *, shuffles: int, seed: int) -> dict[str, dict[str, Any]]:
     """Return every invariant with what it is when the items are paired at random.
 
     Parameters
@@ -122,7 +122,8 @@ def with_null(x: Any, y: Any, *, shuffles: int, seed: int) -> dict[str, dict[str
     Returns
     -------
     dict from name to dict
-        ``value``; ``null_mean`` and ``null_high`` (the 95th percentile) over pairings; and ``p``,
+        ``value``; ``null``, float64[shuffle], under each pairing; ``null_mean`` and
+        ``null_high`` (the 95th percentile) over pairings; and ``p``,
         the share of pairings at least as similar, the true one counted in: at least
         ``1 / (shuffles + 1)``.
 
@@ -139,6 +140,7 @@ def with_null(x: Any, y: Any, *, shuffles: int, seed: int) -> dict[str, dict[str
         null = np.array([function(x, y[order]) for order in orders])
         known = null[np.isfinite(null)]
         found[name] = {
+            "null": null,
             "value": value,
             "null_mean": float(known.mean()) if known.size else float("nan"),
             "null_high": float(np.quantile(known, 0.95)) if known.size else float("nan"),

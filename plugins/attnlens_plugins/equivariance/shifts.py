@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlens_plugins.equivariance.live import Call, Hooks
+from attnlens_plugins.equivariance.rotary import measured
 from attnlens_plugins.equivariance.rounding import (
     largest_score,
     pattern_tolerance,
@@ -132,20 +133,11 @@ def null_dimensions(facts: Any, call: Call) -> Any:
     none = np.zeros(facts.d_head, dtype=bool)
     if facts.qk_norm or facts.soft_cap is not None or facts.sinks:
         return none
-    return np.arange(facts.d_head) >= rotated(facts, call.seen)
-
-
-def rotated(facts: Any, seen: dict[str, Tensor]) -> int:
-    """Return how many of a head's dimensions this layer rotates.
-
-    Some models rotate in some of their layers only; there q_rot differs from q.
-    """
-    if facts.positions != "rotary":
-        return 0
-    q, q_rot = seen.get("q"), seen.get("q_rot")
-    if q is not None and q_rot is not None and not facts.qk_norm and bool((q == q_rot).all()):
-        return 0
-    return int(facts.rotary_dim or facts.d_head)
+    rotary = measured(call)
+    if rotary is None:
+        return np.arange(facts.d_head) >= int(facts.rotary_dim or facts.d_head)
+    turned = {i for pair in rotary.pairs for i in pair}
+    return np.array([i not in turned for i in range(facts.d_head)])
 
 
 def _adding(vector: Tensor) -> Callable[..., Tensor]:

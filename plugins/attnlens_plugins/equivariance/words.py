@@ -25,6 +25,17 @@ def layers(numbers: Sequence[int]) -> str:
     return f"layer{'s' if len(unique) > 1 else ''} {some([str(n) for n in unique])}"
 
 
+def count(number: int, noun: str) -> str:
+    """Say how many of something there are."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def span(low: float, high: float) -> str:
+    """Write a range to two decimals, or the one number that it is."""
+    ends = list(dict.fromkeys((f"{low:.2f}", f"{high:.2f}")))
+    return " to ".join(ends)
+
+
 def small(values: Any) -> str:
     """Write the largest of small numbers."""
     return f"{np.nanmax(values):.1e}"
