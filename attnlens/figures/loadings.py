@@ -276,7 +276,7 @@ def _group_colours(labels: list[Hashable] | None) -> dict[Hashable, str]:
 
 def _strip(ax: Axes, kinds: list[Hashable], colours: dict[Hashable, str]) -> None:
     # In inches from the axes' edge: the labels keep their distance however wide the panel is.
-    edge = ScaledTranslation(0, 0, ax.transAxes)
+    edge = ScaledTranslation(0, 0, ax.transAxes)  # type: ignore[arg-type]
     place = blended_transform_factory(ax.figure.dpi_scale_trans + edge, ax.transData)
     for i, kind in enumerate(kinds):
         ax.add_patch(

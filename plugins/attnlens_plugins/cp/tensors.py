@@ -88,9 +88,8 @@ class Compressed:
             assert read is not None
             return (block[rows] for block in read())
 
-        kept = None if whole is None else halves
-        if self.split == "head":
-            kept = _by_head(self.core[rows])
+        by_head = self.split == "head"
+        kept = _by_head(self.core[rows]) if by_head else None if whole is None else halves
         return Compressed(
             self.dims, self.layer[rows], self.head[rows], self.core[rows], self.bases,
             self.energy[rows], self.norm[rows], self.gram[np.ix_(rows, rows)], kept,
