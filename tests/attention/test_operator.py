@@ -264,7 +264,7 @@ def test_numbers_that_are_not_whole_are_refused_as_such() -> None:
         lambda: a.energy([2.5]),
         lambda: a.energy(["2"]),
         lambda: a.svd(2.5),
-        lambda: a.svd(2, n_iter=1.5),
+        lambda: a.svd(2, n_iter=2.5),
         lambda: a.singular_values(2.5),
         lambda: a.top_keys(2.0),
         lambda: Attention.from_pattern(a.to_dense(), window=2.5),
