@@ -16,7 +16,7 @@ from attnlens.capturing import load
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, clear, default_folder, prepare, write_json
 from attnlens.needs import MAIN
-from attnlens.plan.derivation import Lean
+from attnlens.plan.derivation import Lean, settled
 from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
 from attnlens.progress import Progress, Silent
@@ -194,7 +194,8 @@ def run(
         progress=progress,
         statistics=prepared.statistics,
     )
-    notes = [*live.notes, *plan.notes, *prompts[MAIN].notes]
+    planned = settled(plan.notes, store.manifest.activations)
+    notes = [*live.notes, *planned, *prompts[MAIN].notes]
     return _analyse(
         store,
         prepared.selected,

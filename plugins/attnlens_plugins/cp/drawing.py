@@ -21,6 +21,53 @@ MODES = {
 }
 
 
+#: Components that an alternative text tells one by one.
+_TOLD = 6
+
+
+def _rest(count: int) -> str:
+    return f"; and {count - _TOLD} more" if count > _TOLD else ""
+
+
+def seen_heads(loadings: xr.DataArray, what: str) -> str:
+    """Tell which heads load most on each component.
+
+    Parameters
+    ----------
+    loadings : DataArray [layer, head, component]
+    what : str
+        What a component is called.
+    """
+    loadings = loadings.transpose("layer", "head", ...)
+    layers, heads = loadings["layer"].values, loadings["head"].values
+    told = []
+    for c in range(min(loadings.shape[-1], _TOLD)):
+        values = loadings.values[..., c]
+        order = np.argsort(-np.nan_to_num(np.abs(values)).ravel(), kind="stable")[:3]
+        places = [np.unravel_index(i, values.shape) for i in order]
+        named = ", ".join(f"{layers[i]}.{heads[j]} ({values[i, j]:+.2f})" for i, j in places)
+        told.append(f"{what} {c + 1}: heads {named}")
+    return f"{'; '.join(told)}{_rest(loadings.shape[-1])}."
+
+
+def seen_words(names: Any, values: Any, what: str) -> str:
+    """Tell which tokens directions raise and lower most.
+
+    Parameters
+    ----------
+    names, values : ndarray [component, end, place]
+    what : str
+        What a direction is called.
+    """
+    told = [
+        f"{what} {c + 1} raises “{attnlens.figures.visible_token(str(names[c, 0, 0]))}” most "
+        f"({values[c, 0, 0]:+.2g}) and lowers "
+        f"“{attnlens.figures.visible_token(str(names[c, 1, 0]))}” most ({values[c, 1, 0]:+.2g})"
+        for c in range(min(len(names), _TOLD))
+    ]
+    return f"{'; '.join(told)}{_rest(len(names))}."
+
+
 def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
     """Return the strongest layer's components where layers were decomposed each alone."""
     if "part" not in result.dims:
@@ -32,6 +79,8 @@ def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
 
 def head_loadings(result: xr.Dataset, figure: Any) -> str:
     """Draw how heads load on components."""
+    count = result.sizes["component"]
+    seen = seen_heads(result["loadings"], "Component")
     groups = None
     if result.attrs["n_clusters"]:
         label = result["cluster"].transpose("layer", "head").values.ravel()
@@ -43,10 +92,7 @@ def head_loadings(result: xr.Dataset, figure: Any) -> str:
         label="Loading of the head",
         groups=groups,
     )
-    return (
-        f"Loadings of {result['loadings'].sizes['layer'] * result['loadings'].sizes['head']} heads "
-        f"on {result.sizes['component']} components, like heads side by side."
-    )
+    return f"Loadings of the heads on {count} components, like heads side by side. {seen}"
 
 
 def rank_selection(result: xr.Dataset, figure: Any) -> str:
@@ -99,7 +145,14 @@ def token_text(result: xr.Dataset, figure: Any) -> str:
         components=[str(c) for c in result["component"].values],
         most=120,
     )
-    return f"Loadings of {result.sizes['component']} components on the tokens of prompt {prompt}."
+    loadings = here["token_loadings"].transpose("component", "token")
+    seen = []
+    for name, row in zip(result["component"].values[:_TOLD], loadings.values, strict=False):
+        place = int(np.abs(row).argmax())
+        token = attnlens.figures.visible_token(str(here["token_text"].values[place]))
+        seen.append(f"component {name} most on “{token}” ({row[place]:+.2g})")
+    text = f"Loadings on the {here.sizes['token']} tokens of prompt {prompt}: {'; '.join(seen)}"
+    return f"{text}{_rest(result.sizes['component'])}."
 
 
 def cluster_map(result: xr.Dataset, figure: Any) -> str:
@@ -139,7 +192,11 @@ def words(result: xr.Dataset, figure: Any) -> str:
         [f"Component {int(c)}" for c in result["component"].values],
         f"Vocabulary of each component: {MODES[mode]}{where}",
     )
-    return f"The tokens that each component's direction raises and lowers most ({MODES[mode]})."
+    return f"Vocabulary of the components, {MODES[mode]}: " + seen_words(
+        result[f"words_{mode}"].transpose("component", "end", "place").values,
+        result[f"logits_{mode}"].transpose("component", "end", "place").values,
+        "component",
+    )
 
 
 def word_bars(figure: Any, names: Any, values: Any, titles: list[str], title: str) -> None:
@@ -198,4 +255,14 @@ def positions(result: xr.Dataset, figure: Any) -> str:
         )
     with attnlens.figures.style():
         figure.suptitle(f"Components over positions{where}", x=0.012, ha="left")
-    return "Each component's loading over positions."
+    seen = []
+    for name, dim, label in panels:
+        values = result[name].transpose("component", dim)
+        peaks = [
+            f"component {c} peaks at {values[dim].values[place]} ({row[place]:+.2g}, "
+            f"median {np.median(row):+.2g})"
+            for c, row in zip(names[:_TOLD], values.values, strict=False)
+            for place in [int(np.abs(row).argmax())]
+        ]
+        seen.append(f"{label}: {'; '.join(peaks)}{_rest(len(names))}.")
+    return " ".join(seen)

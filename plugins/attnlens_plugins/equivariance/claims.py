@@ -12,6 +12,7 @@ import attnlens
 from attnlens_plugins.equivariance import words
 from attnlens_plugins.equivariance.distances import EQUAL
 from attnlens_plugins.equivariance.promises import certificates
+from attnlens_plugins.words import heads_that, span
 
 #: Families of heads that are tested at once.
 _FAMILIES = 3
@@ -28,7 +29,8 @@ def findings(result: xr.Dataset) -> Iterator[attnlens.Finding]:
     """State the certificates, then judge the heads beside the twins."""
     yield from certificates(result)
     yield _positional(result, "positional-heads", above=True)
-    yield _positional(result, "content-heads", above=False)
+    if bool(result["positionality"].notnull().any()):  # else the first has said why not
+        yield _positional(result, "content-heads", above=False)
     if "distance" in result:
         yield _equal(result)
         yield _alike(result)
@@ -69,9 +71,10 @@ def _positional(result: xr.Dataset, claim: str, *, above: bool) -> attnlens.Find
     own = {head: float(values.sel(layer=i, head=j)) for head, (i, j) in found.items()}
     lead = "read the same places whatever stands there" if above else "find tokens wherever they go"
     text = (
-        f"{len(found)} of {total} heads {lead}: positionality {min(own.values()):.2f} to "
-        f"{max(own.values()):.2f} (0 is content, 1 is position; twins: {twins.min().item():.2f} to "
-        f"{twins.max().item():.2f}): {words.some(list(own))}."
+        f"{heads_that(len(found), total, lead)}: positionality "
+        f"{span(min(own.values()), max(own.values()), '{:.2f}')} (0 is content, 1 is position; "
+        f"twins: {span(twins.min().item(), twins.max().item(), '{:.2f}')}): "
+        f"{words.some(list(own))}."
     )
     return attnlens.Finding(
         claim=claim, holds=True, text=text, evidence={"heads": list(own), "values": own}, null=null
@@ -110,22 +113,22 @@ def _alike(result: xr.Dataset) -> attnlens.Finding:
     bounds = attnlens.nulls.twin_range(list(twins), floor=_NEAR_FLOOR, alpha=ALPHA)
     found = _cells(attnlens.nulls.below(values, bounds) & (values < _ALIKE))
     null = {"twins": twins.sizes["twin"], "lowest": twins.min(), "highest": twins.max()}
-    span = f"twins: {twins.min().item():.2f} to {twins.max().item():.2f}"
+    near = f"twins: {span(twins.min().item(), twins.max().item(), '{:.2f}')}"
     if not found:
         return attnlens.Finding(
             claim=claim,
             holds=False,
             text=f"No heads are clearly alike: the distance to the nearest other head is "
             f"{values.min().item():.2f} to {values.max().item():.2f} (0 is equal, 1 unrelated; "
-            f"{span}).",
+            f"{near}).",
             null=null,
         )
     groups = _groups(result, set(found))
     listed = "; ".join(", ".join(group) for group in groups[:8])
     more = f"; and {len(groups) - 8} more groups" if len(groups) > 8 else ""
     text = (
-        f"{len(found)} of {values.size} heads have another that is alike, whatever their bases "
-        f"(distance below {_ALIKE}; {span})"
+        f"{heads_that(len(found), values.size, 'have another that is alike, whatever the bases')} "
+        f"(distance below {_ALIKE}; {near})"
         + (
             f", in {len(groups)} groups: {listed}{more}."
             if groups
@@ -175,16 +178,16 @@ def _pairs(result: xr.Dataset) -> attnlens.Finding:
         "random, so that the debiased one is used."
     )
     what = f"each text in this model and in {other}" if other else "the two texts of a pair"
-    span = f"{value.min().item():.2f} to {value.max().item():.2f}"
+    cka = span(value.min().item(), value.max().item(), "{:.2f}")
     if layers:
         text = (
             f"Representations of {what} agree up to a rotation in {words.layers(layers)}, more "
-            f"than those of texts paired at random{learned} (debiased CKA {span}). {caveat}"
+            f"than those of texts paired at random{learned} (debiased CKA {cka}). {caveat}"
         )
     else:
         text = (
             f"Representations of {what} agree in no layer clearly more than by chance (debiased "
-            f"CKA {span}). {caveat}"
+            f"CKA {cka}). {caveat}"
         )
     return attnlens.Finding(
         claim="same-meaning",

@@ -180,8 +180,8 @@ def positionality(result: xr.Dataset, figure: Figure) -> str:
         cmap="diverging",
         note="Tokens shuffled, positions and mask in place",
     )
-    low, high = values.min().item(), values.max().item()
-    return f"A grid of layers by heads: positionality from {low:.2f} (content) to {high:.2f}."
+    seen = attnlens.figures.extremes(values, "{:.2f}")
+    return f"Positionality, a grid of layers by heads, 0 content to 1 positions: {seen}."
 
 
 def reactions(result: xr.Dataset, figure: Figure) -> str:
@@ -225,7 +225,9 @@ def reactions(result: xr.Dataset, figure: Figure) -> str:
     figure.suptitle("How much attention moves when tokens are shuffled", x=0.012, ha="left")
     return (
         "A dot for each head: how far its attention moves under a shuffle, seen from the tokens "
-        "and seen from the positions. Heads above the diagonal follow positions."
+        f"and seen from the positions. {int((score > 0).sum())} of "
+        f"{int(np.isfinite(score).sum())} heads lie above the diagonal and follow positions. "
+        f"Distance from the diagonal: {attnlens.figures.extremes(score, '{:+.2f}')}."
     )
 
 
@@ -271,10 +273,11 @@ def head_distances(result: xr.Dataset, figure: Figure) -> str:
     bar.outline.set_visible(False)
     figure.suptitle("Which heads are alike, whatever their bases", x=0.012, ha="left")
     groups = len(set(clusters[clusters >= 0].tolist()))
-    nearest = float(result["nearest_distance"].min())
+    nearest = attnlens.figures.extremes(result["nearest_distance"], "{:.2f}")
     return (
-        f"Two maps of the distances between all {count} heads; the nearest two are {nearest:.2f} "
-        f"apart; {groups} groups are outlined."
+        f"Two maps of the distances between all {count} heads, where they look and what they "
+        f"move. Distance to the nearest other head: {nearest}. "
+        f"{groups or 'No'} groups are outlined."
     )
 
 
@@ -310,8 +313,8 @@ def nearest_heads(result: xr.Dataset, figure: Figure) -> str:
         vmin=0.0,
         cmap=attnlens.figures.SEQUENTIAL.reversed(),
     )
-    low, high = values.min().item(), values.max().item()
-    return f"A grid of layers by heads: distance to the nearest other head, {low:.2f} to {high:.2f}"
+    seen = attnlens.figures.extremes(values, "{:.2f}")
+    return f"Distance to the nearest other head, a grid of layers by heads: {seen}."
 
 
 _NAMED = {
@@ -349,4 +352,9 @@ def pairs(result: xr.Dataset, figure: Figure) -> str:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle("How alike are texts with one meaning?", x=0.012, ha="left")
     cka = result["pairs_value"].sel(invariant="cka").values
-    return f"Four similarities by layer; the debiased CKA is {np.min(cka):.2f} to {np.max(cka):.2f}"
+    chance = result["pairs_null_high"].sel(invariant="cka").values
+    return (
+        "Four similarities of paired texts by layer. Debiased CKA: "
+        f"{', '.join(f'{v:.2f}' for v in cka)}; of texts paired at random at most "
+        f"{np.max(chance):.2f}."
+    )

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 import attnlens
+from attnlens_plugins import words
 
 #: Quantities over [layer, head]: what they are, and the spread below which nothing is claimed.
 MEASURES: dict[str, tuple[str, float]] = {
@@ -42,7 +43,9 @@ class Claim:
     side : {"above", "below"}
         On which side of the twins' bounds the heads lie.
     phrase : str
-        What is said of them, with their lowest and highest value.
+        What is said of them, with a place for their values.
+    form : str
+        How a value is written.
     minimum : float or None
         What a value must reach in any case.
     """
@@ -51,24 +54,25 @@ class Claim:
     measure: str
     side: str
     phrase: str
+    form: str
     minimum: float | None = None
 
 
 CLAIMS = (
     Claim("sink-heads", "sink", "above",
-          "put {0:.0%} to {1:.0%} of their attention on the first token", 0.3),
+          "put {} of their attention on the first token", "{:.0%}", 0.3),
     Claim("focused-heads", "entropy_share", "below",
-          "are more focused than chance: {0:.0%} to {1:.0%} of the possible entropy"),
+          "are more focused than chance: {} of the possible entropy", "{:.0%}"),
     Claim("low-rank-heads", "effective_rank", "below",
-          "have attention of low effective rank (of sigma): {0:.1f} to {1:.1f}"),
+          "have attention of low effective rank (of sigma): {}", "{:.1f}"),
     Claim("high-rank-heads", "effective_rank", "above",
-          "have attention of high effective rank (of sigma): {0:.1f} to {1:.1f}"),
+          "have attention of high effective rank (of sigma): {}", "{:.1f}"),
     Claim("low-rank-scores", "score_rank", "below",
-          "have scores of low effective rank: {0:.1f} to {1:.1f}"),
+          "have scores of low effective rank: {}", "{:.1f}"),
     Claim("low-rank-qk-weights", "qk_effective_rank", "below",
-          "have W_Q W_K^T of low effective rank: {0:.1f} to {1:.1f}"),
+          "have W_Q W_K^T of low effective rank: {}", "{:.1f}"),
     Claim("low-rank-ov-weights", "ov_effective_rank", "below",
-          "have W_V W_O of low effective rank: {0:.1f} to {1:.1f}"),
+          "have W_V W_O of low effective rank: {}", "{:.1f}"),
 )  # fmt: skip
 
 
@@ -113,7 +117,8 @@ def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
             null={k: v for k, v in null.items() if v is not None},
         )
     found = values.where(beyond)
-    span = claim.phrase.format(found.min().item(), found.max().item())
+    said = claim.phrase.format(words.span(found.min().item(), found.max().item(), claim.form))
+    chance = words.span(null["lowest"], null["highest"], claim.form)
     order = np.argsort(found.values[beyond.values])
     if claim.side == "above":
         order = order[::-1]
@@ -121,8 +126,7 @@ def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
     return attnlens.Finding(
         claim=claim.word,
         holds=True,
-        text=f"{len(heads)} of {total} heads {span} (twins: {_range(claim, null)}): "
-        f"{_some(ranked)}.",
+        text=f"{words.heads_that(len(heads), total, said)} (twins: {chance}): {_some(ranked)}.",
         evidence={
             "heads": ranked,
             "lowest": found.min().item(),
@@ -130,12 +134,6 @@ def _judge(result: xr.Dataset, claim: Claim) -> attnlens.Finding:
         },
         null={k: v for k, v in null.items() if v is not None},
     )
-
-
-def _range(claim: Claim, null: dict[str, Any]) -> str:
-    """Write the twins' range in the form in which the claim writes its own."""
-    form = "{0:.0%} to {1:.0%}" if "%" in claim.phrase else "{0:.3g} to {1:.3g}"
-    return form.format(null["lowest"], null["highest"])
 
 
 def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:

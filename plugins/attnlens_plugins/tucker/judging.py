@@ -62,7 +62,8 @@ def _mode(result: xr.Dataset, name: str) -> attnlens.Finding:
     of_twins = twins.values.astype(int)
     seen = f"{of_twins.min()} to {of_twins.max()}" if np.ptp(of_twins) else f"{of_twins[0]}"
     holds = count < low
-    verdict = "far fewer than" if holds else "not far fewer than"
+    more = count > of_twins.max()
+    verdict = "far fewer than" if holds else "more than" if more else "not far fewer than"
     return attnlens.Finding(
         claim=claim,
         holds=holds,
