@@ -176,7 +176,8 @@ def figure(title: str) -> Callable[[_Method], _Method]:
     """Mark a method ``(self, result, figure)`` that draws on a matplotlib Figure.
 
     A string that the method returns is the figure's alternative text, for those who cannot see
-    it; the title serves otherwise.
+    it: what is to be seen, with the main numbers. Otherwise the title, the axes' labels and the
+    range of the data serve.
     """
     return _marker("figure", title)
 

@@ -63,13 +63,14 @@ def _save_figure(
     analysis: Analysis, drawing: Drawing, result: xr.Dataset, folder: Path
 ) -> dict[str, str]:
     from attnlens.figures import save_figure
+    from attnlens.figures.told import tell
 
     drawn = analysis.draw(drawing.name, result)
     place = folder / "figures"
     place.mkdir(parents=True, exist_ok=True)
     png, svg = save_figure(drawn, place, drawing.name)
     return {
-        "alt": drawn.get_gid() or drawing.title,
+        "alt": drawn.get_gid() or tell(drawn, drawing.title),
         "png": _relative(png, folder),
         "svg": _relative(svg, folder),
     }

@@ -15,7 +15,7 @@ from attnlens.analysis import Analysis, plain
 from attnlens.capturing import load
 from attnlens.execution import Executor
 from attnlens.folders import RUN_FILE, STORE, clear, default_folder, prepare, write_json
-from attnlens.plan.derivation import Lean
+from attnlens.plan.derivation import Lean, settled
 from attnlens.plugins import Observers
 from attnlens.preparation import Preparation, corpus_of
 from attnlens.progress import Progress, Silent
@@ -193,7 +193,7 @@ def run(
         progress=progress,
         statistics=prepared.statistics,
     )
-    notes = [*live.notes, *plan.notes]
+    notes = [*live.notes, *settled(plan.notes, store.manifest.activations)]
     return _analyse(
         store,
         prepared.selected,

@@ -22,6 +22,7 @@ from attnlens.figures.style import (
     style,
 )
 from attnlens.figures.tokens import show_token, token_axis, visible_token
+from attnlens.figures.told import extremes
 
 __all__ = [
     "DIVERGING",
@@ -32,6 +33,7 @@ __all__ = [
     "category_grid",
     "curves",
     "depth_plot",
+    "extremes",
     "head_grid",
     "is_blank",
     "loading_matrix",

@@ -28,9 +28,13 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import warnings
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    with warnings.catch_warnings():
+        # In notebooks tqdm, which comes with transformers, would like ipywidgets to be there.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

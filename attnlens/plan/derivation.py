@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -21,6 +21,9 @@ Lean = bool | Literal["auto"]
 LEAN_LENGTH: Final = 1024
 
 _SOURCES: Final = ("q_rot", "k_rot")
+
+#: What the first batch decides.
+_IF_AGREEING: Final = ", if they agree with what the model gives; else stored."
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,29 @@ def choose(
         asked = tuple(n for n in ACTIVATIONS if n in {*asked, *_SOURCES} and n not in square)
         notes.append(
             f"{' and '.join(square)}: computed from q_rot and k_rot on reading"
-            + ("." if leanly else ", if they agree with what the model gives; else stored.")
+            + ("." if leanly else _IF_AGREEING)
         )
     return Choice(asked, square if derive else (), leanly, not_lean, tuple(notes))
+
+
+def settled(notes: Iterable[str], stored: Collection[str]) -> list[str]:
+    """Return a plan's notes after the capture, which has decided what is computed on reading.
+
+    Parameters
+    ----------
+    notes : iterable of str
+    stored : collection of str
+        The activations that the run's own store holds.
+    """
+    found = []
+    for note in notes:
+        names, _, condition = note.partition(": computed from q_rot and k_rot on reading")
+        if condition == _IF_AGREEING and {*names.split(" and ")} <= {*stored}:
+            note = f"{names}: stored, for q_rot and k_rot give other weights than the model."
+        elif condition == _IF_AGREEING:
+            note = note.replace(condition, ", which agree with what the model gives.")
+        found.append(note)
+    return found
 
 
 def _obstacle(

@@ -154,7 +154,8 @@ class Plan:
             "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
             for row in rows
         ]
-        disk = f"disk: at most {readable_bytes(self.disk_bytes)}"
+        amount = f"at most {readable_bytes(self.disk_bytes)}" if self.disk_bytes else "little"
+        disk = f"disk: {amount}"
         if self.free_disk is not None:
             disk += f" of {readable_bytes(self.free_disk)} free"
         memory = f"memory: about {readable_bytes(self.peak_memory_bytes)}"

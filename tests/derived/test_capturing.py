@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
+import attnlens
 from attnlens.errors import UnsupportedModelError
 from attnlens.models import Model
 from attnlens.recorder import capture
@@ -218,3 +220,32 @@ def test_interrupted_and_resumed_a_lean_store_has_the_same_bytes(
     np.testing.assert_array_equal(part["pattern"].values, whole["pattern"].values)
     again = open_store(tmp_path / "part.attn")
     assert again.manifest.lean
+
+
+@pytest.mark.parametrize("agreeing", [True, False])
+def test_a_run_says_which_it_was(
+    agreeing: bool, loaded: Callable[[str], Model], tokens: Tensor, tmp_path: Path
+) -> None:
+    class Reads(attnlens.Analysis):
+        """Reads patterns and queries."""
+
+        name = "reads"
+        requires = ("pattern", "q_rot", "k_rot")
+
+        def compute(self, store: Any) -> xr.Dataset:
+            return xr.Dataset({"most": store["pattern"].max()})
+
+    model = loaded("mistral")
+    facts = model.facts
+    if not agreeing:
+        model.facts = dataclasses.replace(facts, windows=(2, 3))
+    try:
+        run = attnlens.run(model, [Reads], corpus=tokens.numpy(), twins=0, out=tmp_path / "run")
+    finally:
+        model.facts = facts
+    (said,) = [note for note in run.record["notes"] if note.startswith("pattern: ")]
+    assert said == (
+        "pattern: computed from q_rot and k_rot on reading, which agree with what the model gives."
+        if agreeing
+        else "pattern: stored, for q_rot and k_rot give other weights than the model."
+    )

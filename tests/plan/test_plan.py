@@ -226,3 +226,8 @@ def test_it_can_be_read_and_saved() -> None:
 
 def test_negative_layers_count_from_the_end() -> None:
     assert plan_of(layers=[-1, 0]).main.layers == (0, 11)
+
+
+def test_statistics_alone_take_little_of_the_disk() -> None:
+    assert "disk: little" in str(plan_of(statistics={"pattern.entropy"}))
+    assert "0 B" not in str(plan_of(statistics={"pattern.entropy"}))

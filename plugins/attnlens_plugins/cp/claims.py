@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 import attnlens
+from attnlens_plugins import words
 from attnlens_plugins.cp.heads import ENERGY
 
 #: Families of heads, all tested at once on every run.
@@ -178,8 +179,7 @@ def _values(values: xr.DataArray, cells: list[tuple[int, int]]) -> dict[str, flo
 
 
 def _span(values: list[float], form: str = "{:.0%}") -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
+    return words.span(min(values), max(values), form)
 
 
 def _unjudged(claim: str, what: str, why: str) -> attnlens.Finding:
@@ -220,8 +220,8 @@ def _type(result: xr.Dataset, claim: str) -> attnlens.Finding:
     return attnlens.Finding(
         claim=claim,
         holds=True,
-        text=f"{len(cells)} of {values.size} heads {said}; twins at most {null['highest']:.0%}: "
-        f"{_listed(_names(cells))}.",
+        text=f"{words.heads_that(len(cells), values.size, said)}; twins at most "
+        f"{null['highest']:.0%}: {_listed(_names(cells))}.",
         evidence={"heads": _names(cells), "scores": scores},
         null=null,
     )
@@ -242,7 +242,7 @@ def _redundant(result: xr.Dataset) -> attnlens.Finding:
         "highest": twins.max().item(),
         "head_rank": of_twins.tolist(),
     }
-    twin_ranks = f"{of_twins.min()} to {of_twins.max()} in twins"
+    twin_ranks = f"{_span(of_twins.tolist(), '{}')} in twins"
     if not cells:
         return attnlens.Finding(
             claim=claim,
@@ -254,12 +254,12 @@ def _redundant(result: xr.Dataset) -> attnlens.Finding:
             null=null,
         )
     left = _values(values, cells)
+    said = f"are rebuilt by the others with only {_span(list(left.values()))} of their norm left"
     return attnlens.Finding(
         claim=claim,
         holds=True,
-        text=f"{len(cells)} of {values.size} heads are rebuilt by the others with only "
-        f"{_span(list(left.values()))} of their norm left (twins at least {null['lowest']:.0%}): "
-        f"{_listed(_names(cells))}. {share.capitalize()} ({twin_ranks}).",
+        text=f"{words.heads_that(len(cells), values.size, said)} (twins at least "
+        f"{null['lowest']:.0%}): {_listed(_names(cells))}. {share.capitalize()} ({twin_ranks}).",
         evidence=evidence | {"errors": left},
         null=null,
     )

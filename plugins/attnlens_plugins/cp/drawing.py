@@ -32,6 +32,57 @@ _LOWEST = -20
 _LAYERS = 6
 
 
+#: Components that an alternative text tells one by one.
+_TOLD = 6
+
+
+def _rest(count: int) -> str:
+    return f"; and {count - _TOLD} more" if count > _TOLD else ""
+
+
+def seen_heads(loadings: xr.DataArray, what: str) -> str:
+    """Tell which heads load most on each component.
+
+    Parameters
+    ----------
+    loadings : DataArray [layer, head, component]
+    what : str
+        What a component is called.
+    """
+    loadings = loadings.transpose("layer", "head", ...)
+    layers, heads = loadings["layer"].values, loadings["head"].values
+    told = []
+    for c in range(min(loadings.shape[-1], _TOLD)):
+        values = loadings.values[..., c]
+        order = np.argsort(-np.nan_to_num(np.abs(values)).ravel(), kind="stable")[:3]
+        places = [np.unravel_index(i, values.shape) for i in order]
+        named = ", ".join(f"{layers[i]}.{heads[j]} ({values[i, j]:+.2f})" for i, j in places)
+        told.append(f"{what} {c + 1}: heads {named}")
+    return f"{'; '.join(told)}{_rest(loadings.shape[-1])}."
+
+
+def seen_words(
+    names: Any, values: Any, what: str, does: tuple[str, str] = ("raises", "lowers")
+) -> str:
+    """Tell which tokens directions raise and lower most.
+
+    Parameters
+    ----------
+    names, values : ndarray [component, end, place]
+    what : str
+        What a direction is called.
+    does : pair of str
+        What it does to the tokens at either end.
+    """
+    told = [
+        f"{what} {c + 1} {does[0]} “{attnlens.figures.visible_token(str(names[c, 0, 0]))}” most "
+        f"({values[c, 0, 0]:+.2g}) and {does[1]} "
+        f"“{attnlens.figures.visible_token(str(names[c, 1, 0]))}” most ({values[c, 1, 0]:+.2g})"
+        for c in range(min(len(names), _TOLD))
+    ]
+    return f"{'; '.join(told)}{_rest(len(names))}."
+
+
 def one_part(result: xr.Dataset) -> tuple[xr.Dataset, str]:
     """Return the strongest layer's components where layers were decomposed each alone."""
     if "part" not in result.dims:
@@ -45,6 +96,7 @@ def head_loadings(result: xr.Dataset, figure: Any) -> str:
     """Draw how heads load on components."""
     values = result["loadings"]
     names = None
+    seen = seen_heads(values, "Component")
     if result.sizes.get("part", 1) > 1:
         values, names = _of_each_layer(values)
     groups = None
@@ -60,9 +112,9 @@ def head_loadings(result: xr.Dataset, figure: Any) -> str:
         components=names,
     )
     return (
-        f"Loadings of {values.sizes['layer'] * values.sizes['head']} heads on "
-        f"{values.sizes['component']} components, like heads side by side"
-        + ("; each layer has components of its own." if names else ".")
+        f"Loadings of the heads on {values.sizes['component']} components, like heads side by side"
+        + ("; each layer has components of its own. " if names else ". ")
+        + seen
     )
 
 
@@ -136,7 +188,14 @@ def token_text(result: xr.Dataset, figure: Any) -> str:
         components=[str(c) for c in result["component"].values],
         most=120,
     )
-    return f"Loadings of {result.sizes['component']} components on the tokens of prompt {prompt}."
+    loadings = here["token_loadings"].transpose("component", "token")
+    seen = []
+    for name, row in zip(result["component"].values[:_TOLD], loadings.values, strict=False):
+        place = int(np.abs(row).argmax())
+        token = attnlens.figures.visible_token(str(here["token_text"].values[place]))
+        seen.append(f"component {name} most on “{token}” ({row[place]:+.2g})")
+    text = f"Loadings on the {here.sizes['token']} tokens of prompt {prompt}: {'; '.join(seen)}"
+    return f"{text}{_rest(result.sizes['component'])}."
 
 
 def cluster_map(result: xr.Dataset, figure: Any) -> str:
@@ -189,8 +248,14 @@ def words(result: xr.Dataset, figure: Any) -> str:
         f"Vocabulary of each component: {MODES[mode]}{where}",
         READ if mode in READ_MODES else WRITTEN,
     )
-    does = "points to and away from" if mode in READ_MODES else "raises and lowers"
-    return f"The tokens that each component's direction {does} most ({MODES[mode]})."
+    does = "points to" if mode in READ_MODES else "raises"
+    undoes = "away from" if mode in READ_MODES else "lowers"
+    return f"Vocabulary of the components, {MODES[mode]}: " + seen_words(
+        result[f"words_{mode}"].transpose("component", "end", "place").values,
+        result[f"logits_{mode}"].transpose("component", "end", "place").values,
+        "component",
+        (does, undoes),
+    )
 
 
 def word_bars(
@@ -255,7 +320,17 @@ def positions(result: xr.Dataset, figure: Any) -> str:
             )
     with attnlens.figures.style():
         figure.suptitle("Components over positions", x=0.012, ha="left")
+    seen = []
+    for name, dim, label in panels:
+        values = rows[0][0][name].transpose("component", dim)
+        peaks = [
+            f"component {c} peaks at {values[dim].values[place]} ({row[place]:+.2g}, "
+            f"median {np.median(row):+.2g})"
+            for c, row in zip(names[:_TOLD], values.values, strict=False)
+            for place in [int(np.abs(row).argmax())]
+        ]
+        seen.append(f"{rows[0][1]}{label}: {'; '.join(peaks)}{_rest(len(names))}.")
     left_out = result.sizes.get("part", 1) - len(rows)
     if left_out > 0:
-        return f"Each component's loading over positions; {left_out} more layers are in the result."
-    return "Each component's loading over positions."
+        seen.append(f"{left_out} more layers are in the result.")
+    return " ".join(seen)

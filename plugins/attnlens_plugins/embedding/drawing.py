@@ -23,14 +23,15 @@ def panels(result: xr.Dataset, figure: Any) -> str:
     color = result.attrs["color"] if f"label_{result.attrs['color']}" in result else "layer"
     labels = result[f"label_{color}"].values
     kinds = result["label_type"].values
+    trust: dict[str, float] = {}
     figure.set_size_inches(4.3 * len(names) + 0.6, 4.6)
     with attnlens.figures.style():
         spots = np.atleast_1d(figure.subplots(1, len(names)))
         shades, order = _shades(labels, color)
         for ax, name in zip(spots, names, strict=True):
             _scatter(ax, result, name, labels, kinds, shades)
-            trust = result["trustworthiness"].sel(map=name).item()
-            title = f"{_TITLES[name]} (trustworthiness {trust:.2f}"
+            trust[name] = result["trustworthiness"].sel(map=name).item()
+            title = f"{_TITLES[name]} (trustworthiness {trust[name]:.2f}"
             if name == "pca":
                 title += f", {result['variance'].sum().item():.0%} of the variance"
             ax.set_title(f"{title})")
@@ -38,7 +39,27 @@ def panels(result: xr.Dataset, figure: Any) -> str:
         figure.suptitle(_heading(result), x=0.012, ha="left")
     return (
         f"{_heading(result)}: {len(labels)} points coloured by {color}, drawn by "
-        f"{', '.join(_TITLES[n] for n in names)}."
+        f"{', '.join(f'{_TITLES[n]} (trustworthiness {t:.2f})' for n, t in trust.items())}."
+        f"{_near(result, color)}"
+    )
+
+
+def _near(result: xr.Dataset, color: str) -> str:
+    """Say how far points of one colour lie together."""
+    if color not in result["label"].values:
+        return ""
+    same = result["purity"].sel(label=color)
+    chance = result["purity_chance"].sel(label=color).item()
+    told = [
+        f"{same.sel(space=s).item():.0%} in {_TITLES.get(str(s), 'the data')}"
+        for s in result["space"].values
+        if np.isfinite(same.sel(space=s).item())
+    ]
+    if not told:
+        return ""
+    return (
+        f" Of the {result.attrs['neighbors']} nearest points, those of the same {color} are "
+        f"{', '.join(told)} (by chance {chance:.0%})."
     )
 
 
@@ -156,6 +177,8 @@ def trust(result: xr.Dataset, figure: Any) -> str:
         columns=len(groups),
     )
     told = "; ".join(
-        f"{label}: {purity.sel(space='data', label=label).item():.0%}" for label in labels
+        f"{label}: {purity.sel(space='data', label=label).item():.0%} "
+        f"(by chance {result['purity_chance'].sel(label=label).item():.0%})"
+        for label in labels
     )
     return f"Share of neighbours in the data that have the same label: {told}."

@@ -27,7 +27,8 @@ def findings(result: xr.Dataset) -> Iterator[attnlens.Finding]:
     """State the certificates, then judge the heads beside the twins."""
     yield from certificates(result)
     yield _positional(result, "positional-heads", above=True)
-    yield _positional(result, "content-heads", above=False)
+    if bool(result["positionality"].notnull().any()):  # else the first has said why not
+        yield _positional(result, "content-heads", above=False)
     if "distance" in result:
         yield _equal(result)
         yield _alike(result)

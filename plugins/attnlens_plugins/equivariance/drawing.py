@@ -181,8 +181,8 @@ def positionality(result: xr.Dataset, figure: Figure) -> str:
         cmap="diverging",
         note="Tokens shuffled, positions and mask in place",
     )
-    low, high = values.min().item(), values.max().item()
-    return f"A grid of layers by heads: positionality from {low:.2f} (content) to {high:.2f}."
+    seen = attnlens.figures.extremes(values, "{:.2f}")
+    return f"Positionality, a grid of layers by heads, 0 content to 1 positions: {seen}."
 
 
 def reactions(result: xr.Dataset, figure: Figure) -> str:
@@ -226,7 +226,9 @@ def reactions(result: xr.Dataset, figure: Figure) -> str:
     figure.suptitle("How much attention moves when tokens are shuffled", x=0.012, ha="left")
     return (
         "A dot for each head: how far its attention moves under a shuffle, seen from the tokens "
-        "and seen from the positions. Heads above the diagonal follow positions."
+        f"and seen from the positions. {int((score > 0).sum())} of "
+        f"{int(np.isfinite(score).sum())} heads lie above the diagonal and follow positions. "
+        f"Distance from the diagonal: {attnlens.figures.extremes(score, '{:+.2f}')}."
     )
 
 
@@ -311,8 +313,8 @@ def nearest_heads(result: xr.Dataset, figure: Figure) -> str:
         vmin=0.0,
         cmap=attnlens.figures.SEQUENTIAL.reversed(),
     )
-    low, high = values.min().item(), values.max().item()
-    return f"A grid of layers by heads: distance to the nearest other head, {words.span(low, high)}"
+    seen = attnlens.figures.extremes(values, "{:.2f}")
+    return f"Distance to the nearest other head, a grid of layers by heads: {seen}."
 
 
 _NAMED = {

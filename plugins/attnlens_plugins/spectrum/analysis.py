@@ -12,6 +12,7 @@ import xarray as xr
 from pydantic import Field
 
 import attnlens
+from attnlens_plugins import words
 from attnlens_plugins.spectrum import gather
 from attnlens_plugins.spectrum.claims import MEASURES, UNMEASURED, WEIGHTS, judge_all
 from attnlens_plugins.spectrum.measures import causal_uniform, grid
@@ -138,8 +139,13 @@ class Spectrum(attnlens.Analysis):
         attnlens.figures.head_grid(
             figure, result[name], title=title, label=label, null=result.get(f"{name}_twin")
         )
-        low, high = result[name].min().item(), result[name].max().item()
-        return f"{title}: a grid of layers by heads; values from {low:.3g} to {high:.3g}."
+        seen = attnlens.figures.extremes(result[name])
+        text = f"{title}, a grid of layers by heads: {seen}."
+        twins = result.get(f"{name}_twin")
+        if twins is not None:
+            chance = words.span(twins.min().item(), twins.max().item(), "{:.3g}")
+            text += f" Twins: {chance}."
+        return text
 
     def _depth(self, result: xr.Dataset, figure: Any, name: str, title: str) -> str:
         label, _ = MEASURES[name]
@@ -153,7 +159,12 @@ class Spectrum(attnlens.Analysis):
             lines={"causal-uniform": result[name].attrs["causal_uniform"]},
         )
         medians = ", ".join(f"{v:.3g}" for v in result[name].median("head").values)
-        return f"{title}: medians by layer are {medians}."
+        seen = attnlens.figures.extremes(result[name])
+        uniform = result[name].attrs["causal_uniform"]
+        return (
+            f"{title}, a dot for each head: {seen}; medians by layer are {medians}; "
+            f"causal-uniform attention has {uniform:.3g}."
+        )
 
     @staticmethod
     def _have(result: xr.Dataset, name: str) -> None:
@@ -212,9 +223,13 @@ class Spectrum(attnlens.Analysis):
             xlog=True,
             ylim=(0, 1.02),
         )
+        half = result["energy_sigma"].transpose("layer", "head", "k")[..., len(ks) // 2]
         return (
             "Cumulative share of the singular values' sum for every head; the steepest is head "
-            f"{next(iter(named))}, the flattest head {list(named)[-1]}."
+            f"{next(iter(named))}, the flattest head {list(named)[-1]}. In the first "
+            f"{ks[len(ks) // 2]} of {ks[-1]} singular values: "
+            f"{attnlens.figures.extremes(half, '{:.0%}')}; causal-uniform "
+            f"{uniform[len(ks) // 2]:.0%}."
         )
 
     @attnlens.figure("How many dimensions the scores use")
@@ -240,7 +255,10 @@ class Spectrum(attnlens.Analysis):
             ylim=(0, 1.02),
         )
         shown = ", ".join(f"{v:.2f}" for v in residual.values)
-        return f"Distance of the tokens' vectors from rank one, layer by layer: {shown}."
+        text = f"Distance of the tokens' vectors from rank one, layer by layer: {shown}."
+        if twin is not None:
+            text += f" Twins: {twin.min().item():.2f} to {twin.max().item():.2f}."
+        return text
 
     @attnlens.figure("Effective rank of the weights W_Q W_K^T")
     def qk_grid(self, result: xr.Dataset, figure: Any) -> str:

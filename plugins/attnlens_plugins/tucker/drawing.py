@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 import attnlens
-from attnlens_plugins.cp.drawing import MODES, word_bars
+from attnlens_plugins.cp.drawing import MODES, seen_heads, seen_words, word_bars
 
 _NAMES = {
     "head": "Heads",
@@ -47,7 +47,11 @@ def ranks(result: xr.Dataset, figure: Any) -> str:
             ylim=(0, 1.03),
             highlight={"model": 0},
         )
-        told.append(f"{name}: {count} of {len(shares)}")
+        seen = f"{name}: {count} of {len(shares)}"
+        if f"rank_{name}_twin" in result:
+            of_twins = result[f"rank_{name}_twin"].values.astype(int)
+            seen += f" (twins {', '.join(map(str, of_twins))})"
+        told.append(seen)
     with attnlens.figures.style():
         figure.suptitle("How many directions hold the energy of each mode", x=0.012, ha="left")
     return f"Directions that hold {result.attrs['energy']:.0%} of the energy: {'; '.join(told)}."
@@ -63,6 +67,7 @@ def core(result: xr.Dataset, figure: Any) -> str:
     rows = -(-len(order) // columns)
     second, third = result.attrs["modes"][1:]
     figure.set_size_inches(columns * 2.7 + 0.9, rows * 2.5 + 0.7)
+    seen = []
     with attnlens.figures.style():
         axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
         image = None
@@ -73,6 +78,12 @@ def core(result: xr.Dataset, figure: Any) -> str:
             )
             share = float((values[k] ** 2).sum()) / total * float(result.attrs["explained"])
             ax.set_title(f"Head direction {k + 1}: {share:.1%} of energy")
+            i, j = np.unravel_index(int(np.abs(values[k]).argmax()), values[k].shape)
+            seen.append(
+                f"head direction {k + 1} has {share:.1%} of the energy, and its largest entry "
+                f"({values[k][i, j]:+.2g}) with {second} direction {i + 1} and {third} "
+                f"direction {j + 1}"
+            )
             for axis, size in (("x", part.shape[1]), ("y", part.shape[0])):
                 step = max(size // 8, 1)
                 getattr(ax, f"set_{axis}ticks")(
@@ -85,7 +96,7 @@ def core(result: xr.Dataset, figure: Any) -> str:
         if image is not None:
             figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.02, label="Core entry")
         figure.suptitle("Which directions act together: slices of the core", x=0.012, ha="left")
-    return f"Slices of the core along the first {len(order)} head directions."
+    return f"Slices of the core, the strongest first: {'; '.join(seen)}."
 
 
 def strongest(result: xr.Dataset, figure: Any) -> str:
@@ -123,7 +134,7 @@ def heads(result: xr.Dataset, figure: Any) -> str:
         title="Which heads make up each head direction",
         label="Loading of the head",
     )
-    return "Loadings of every head on the directions of the head mode."
+    return f"Loadings of the heads. {seen_heads(result['factor_head'], 'Head direction')}"
 
 
 def words(result: xr.Dataset, figure: Any) -> str:
@@ -139,4 +150,6 @@ def words(result: xr.Dataset, figure: Any) -> str:
         [f"Direction {i}" for i in result[f"{mode}_component"].values],
         f"Vocabulary of the feature directions: {MODES[mode]}",
     )
-    return f"The tokens that each feature direction raises and lowers most ({MODES[mode]})."
+    return f"Vocabulary of the feature directions, {MODES[mode]}: " + seen_words(
+        result[f"words_{mode}"].values, result[f"logits_{mode}"].values, "direction"
+    )

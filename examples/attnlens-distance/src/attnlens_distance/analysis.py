@@ -187,11 +187,12 @@ def _judge(
     order = sorted(heads, key=lambda cell: float(values.sel(layer=cell[0], head=cell[1])))
     named = [f"{layer}.{head}" for layer, head in (order if down else order[::-1])]
     shown = ", ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+    found = values.where(beyond) if heads else values
     return attnlens.Finding(
         claim=claim,
         holds=bool(heads),
         text=f"{len(heads)} of {values.size} heads {says}" + (f": {shown}." if heads else "."),
-        evidence={"heads": named, "lowest": values.min(), "highest": values.max()},
+        evidence={"heads": named, "lowest": found.min(), "highest": found.max()},
         null={"lowest": twins.min(), "highest": twins.max()},
     )
 
