@@ -91,7 +91,7 @@ def test_only_statistics_leave_nothing_raw_behind(
     store = capture(folder("gpt2"), tokens, activations=[], statistics=ALL, out=tmp_path / "s.attn")
     assert store.manifest.activations == {}
     names = {p.name for p in (tmp_path / "s.attn" / "units" / "000000").iterdir()}
-    assert names == {"zarr.json", "tokens", "prompt_id", "statistics"}
+    assert names == {"zarr.json", "tokens", "prompt_id", "prompt", "pos", "statistics"}
 
 
 def test_chosen_heads_and_layers_are_labelled(
