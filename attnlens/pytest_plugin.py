@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
-    from attnlens.analysis import Analysis
+    from _pytest.mark.structures import ParameterSet
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,31 +24,68 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each check."""
     if "attnlens_check" not in metafunc.fixturenames:
         return
-    from attnlens.testing import CHECKS
-
     marks = list(metafunc.definition.iter_markers("attnlens"))
     if not marks:
-        raise pytest.UsageError(
-            f"{metafunc.function.__name__} uses attnlens_check without "
-            "@pytest.mark.attnlens(analysis=...)"
-        )
+        _refuse(metafunc, "it has no @pytest.mark.attnlens(analysis=...)")
     cases = []
     for mark in marks:
-        analysis: type[Analysis] | Analysis = mark.kwargs["analysis"]
-        expected = mark.kwargs.get("expected_failures", {})
-        for name in CHECKS:
-            xfail = (
-                [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
-            )
-            label = f"{analysis.name}-{name}"
-            cases.append(pytest.param((analysis, name), id=label, marks=xfail))
+        cases += _cases(metafunc, mark)
     metafunc.parametrize("attnlens_check", cases, indirect=True)
+
+
+def _cases(metafunc: pytest.Metafunc, mark: pytest.Mark) -> list[ParameterSet]:
+    """Return one parameter for each check of the analysis that a marker names."""
+    from attnlens.analysis import Analysis
+    from attnlens.testing.checks import CHECKS, CheckFailed
+    from attnlens.testing.kit import check_names
+
+    unknown = set(mark.kwargs) - {"analysis", "expected_failures"}
+    if mark.args or unknown:
+        given = ", ".join([*map(repr, mark.args), *sorted(unknown)])
+        _refuse(metafunc, f"the marker takes analysis= and expected_failures=, not {given}")
+    analysis = mark.kwargs.get("analysis")
+    kind = analysis if isinstance(analysis, type) else type(analysis)
+    if not issubclass(kind, Analysis):
+        _refuse(metafunc, f"analysis={analysis!r} is no class or instance of attnlens.Analysis")
+    expected = dict(mark.kwargs.get("expected_failures") or {})
+    try:
+        check_names(expected)
+    except CheckFailed as error:
+        _refuse(metafunc, str(error))
+    return [
+        pytest.param(
+            (analysis, name, expected),
+            id=f"{getattr(kind, 'name', kind.__name__)}-{name}",
+            marks=[pytest.mark.xfail(reason=expected[name], strict=True)]
+            if name in expected
+            else [],
+        )
+        for name in CHECKS
+    ]
+
+
+def _refuse(metafunc: pytest.Metafunc, why: str) -> NoReturn:
+    """Make the module's collection fail, and nothing else's."""
+    pytest.fail(
+        f"{metafunc.function.__name__} uses attnlens_check, and {why}. "
+        "Write @pytest.mark.attnlens(analysis=YourAnalysis).",
+        pytrace=False,
+    )
 
 
 @pytest.fixture
 def attnlens_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     """Return one check of one analysis, to be called."""
-    from attnlens.testing import CHECKS, maker
+    from attnlens.testing.checks import CHECKS, FOUNDATIONS
+    from attnlens.testing.kit import failing_foundations, maker
 
-    analysis, name = request.param
-    return lambda: CHECKS[name](maker(analysis))
+    analysis, name, expected = request.param
+
+    def check() -> None:
+        if name not in FOUNDATIONS:
+            for failing in failing_foundations(analysis):
+                if failing not in expected:
+                    pytest.skip(f"{failing} does not hold, and this builds on it")
+        CHECKS[name](maker(analysis))
+
+    return check

@@ -14,7 +14,8 @@ The fixture comes with attnlens. Without pytest, call :func:`check_analysis`.
 
 from __future__ import annotations
 
-from attnlens.testing.checks import CHECKS, CheckFailed, check_analysis, compute, maker
+from attnlens.testing.checks import CHECKS, CheckFailed, compute
+from attnlens.testing.kit import check_analysis, maker
 from attnlens.testing.stores import KINDS, make_store
 
 __all__ = [

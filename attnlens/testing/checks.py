@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import pickle
@@ -10,20 +12,30 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import xarray as xr
 
-from attnlens.analysis import Analysis, Finding, Skip
-from attnlens.errors import AttnlensError
-from attnlens.results import check_result, load_result, save_result
+from attnlens.analysis import Analysis, Skip
+from attnlens.contract import check_class
+from attnlens.drawing import draw_all
+from attnlens.errors import AttnlensError, PluginError, ResultError, UndeclaredNeedError
+from attnlens.results import (
+    check_findings,
+    check_highlights,
+    check_result,
+    load_result,
+    save_result,
+)
+from attnlens.selection import select
 from attnlens.store import Store
-from attnlens.testing.stores import make_store
+from attnlens.testing.stores import make_store, permuted
+from attnlens.testing.surroundings import changed_state, class_state, kept, watched
 from attnlens.view import View
 
-#: How a check is run: with something that makes a fresh analysis.
-Make = Callable[[], Analysis]
+#: How a check is run: with something that makes a fresh analysis, and whose ``func`` is its class.
+Make: TypeAlias = functools.partial[Analysis]
 
 
 class CheckFailed(AssertionError):
@@ -35,13 +47,14 @@ def compute(analysis: Analysis, store: Store) -> xr.Dataset:
 
     The results that it requires from other analyses are computed first, from installed plugins.
     """
-    from attnlens.selection import select
+    return check_result(analysis.compute(_view(analysis, store)), analysis.name)
 
+
+def _view(analysis: Analysis, store: Store) -> View:
     results: dict[str, xr.Dataset] = {}
     for one in select([analysis])[:-1]:
         results[one.name] = compute(one.analysis, store)
-    view = View(store, analysis.needs(), analysis=analysis.name, results=results)
-    return check_result(analysis.compute(view), analysis.name)
+    return View(store, analysis.needs(), analysis=analysis.name, results=results)
 
 
 def _demand(condition: bool, message: str) -> None:
@@ -50,14 +63,26 @@ def _demand(condition: bool, message: str) -> None:
 
 
 def construction(make: Make) -> None:
-    """Store the options on construction and nothing else."""
-    one, two = make(), make()
+    """Have a name and `requires`; store the options on construction and nothing else, anywhere."""
+    check_class(make.func)
+    before = class_state(make.func, Analysis)  # type: ignore[arg-type]
+    with watched(anywhere=True) as changes:
+        one, two = make(), make()
+    after = class_state(make.func, Analysis)  # type: ignore[arg-type]
+    changes += [f"changed {name}" for name in changed_state(before, after)]
+    _demand(not changes, f"__init__ {', '.join(changes)}")
     _demand(
         set(vars(one)) <= {"options"}, f"__init__ stores {sorted(set(vars(one)) - {'options'})}"
     )
     _demand(one.options == two.options, "two analyses made alike have different options")
-    _demand(bool(one.name) and isinstance(one.requires, tuple), "name and requires must be set")
     one.needs()
+
+
+def options_are_described(make: Make) -> None:
+    """Say what each option is, for the command line, the reference and error messages."""
+    fields = make().Options.model_fields
+    bare = [name for name, field in fields.items() if not (field.description or "").strip()]
+    _demand(not bare, f"no description: {', '.join(bare)}; write Field(..., description='...')")
 
 
 def options_round_trip(make: Make) -> None:
@@ -77,7 +102,19 @@ def options_round_trip(make: Make) -> None:
 
 def declares_what_it_reads(make: Make) -> None:
     """Read nothing that `requires` does not name; the view refuses it."""
-    compute(make(), make_store())
+    analysis = make()
+    view = _view(analysis, make_store())
+    check_result(analysis.compute(view), analysis.name)
+    _demand_declared(view)
+
+
+def _demand_declared(view: View, where: str = "") -> None:
+    read = ", ".join(dict.fromkeys(view.refused))
+    _demand(
+        not read,
+        f"{where}it asked for {read} without having declared it, and caught the error; declare "
+        "what may be missing with a question mark, as in 'q_rot?'",
+    )
 
 
 def leaves_the_store_alone(make: Make) -> None:
@@ -104,12 +141,18 @@ def deterministic(make: Make) -> None:
 def small_and_odd_inputs(make: Make) -> None:
     """Give a result, or a reason (Skip, AttnlensError), for small and odd stores."""
     for name, shape in ODD_STORES.items():
+        analysis = make()
+        view = _view(analysis, make_store(**shape))
         try:
-            compute(make(), make_store(**shape))
+            result = check_result(analysis.compute(view), analysis.name)
+            check_findings(analysis.findings(result), analysis.name)
+        except (UndeclaredNeedError, ResultError, PluginError) as fault:
+            raise CheckFailed(f"{name}: {fault}") from fault
         except (Skip, AttnlensError) as reason:
             _demand(bool(str(reason).strip()), f"{name}: refused without a reason")
         except Exception as error:
             raise CheckFailed(f"{name}: {type(error).__name__}: {error}") from error
+        _demand_declared(view, f"{name}: ")
 
 
 #: The small and odd stores, as arguments of :func:`attnlens.testing.make_store`.
@@ -145,8 +188,6 @@ def named_and_finite(make: Make) -> None:
 
 def saves_loads_draws(make: Make) -> None:
     """Survive the disk, and draw everything from what was read back."""
-    from attnlens.drawing import draw_all
-
     analysis = make()
     result = compute(analysis, make_store())
     with tempfile.TemporaryDirectory() as folder:
@@ -162,22 +203,38 @@ def saves_loads_draws(make: Make) -> None:
 
 
 def pickles(make: Make) -> None:
-    """Survive pickling, as when it is sent to another process."""
+    """Survive pickling, before and after computing, as when it is sent to another process."""
     analysis = make()
-    again = pickle.loads(pickle.dumps(analysis))
-    _demand(again.options == analysis.options, "its options do not survive pickling")
+    for when in ("before", "after"):
+        again = pickle.loads(pickle.dumps(analysis))
+        _demand(
+            again.options == analysis.options, f"its options do not survive pickling {when} compute"
+        )
+        if when == "before":
+            compute(analysis, make_store())
 
 
-def leaves_matplotlib_alone(make: Make) -> None:
-    """Leave no pyplot figure open and no setting of matplotlib changed."""
-    import matplotlib
+def leaves_the_process_alone(make: Make) -> None:
+    """Change nothing that others share: settings, seeds, files where they work, what is printed."""
+    with kept():  # what is imported on the way may settle things once
+        _everything(make)
+    with watched() as changes:
+        _everything(make)
+    _demand(not changes, f"it {', '.join(changes)}")
 
-    before = dict(matplotlib.rcParams)
-    opened = _open_figures()
-    saves_loads_draws(make)
-    _demand(_open_figures() == opened, "a pyplot figure was left open: draw on the one given")
-    changed = [k for k, v in matplotlib.rcParams.items() if before.get(k) != v]
-    _demand(not changed, f"matplotlib settings were changed: {changed}")
+
+def _everything(make: Make) -> None:
+    analysis = make()
+    result = compute(analysis, make_store())
+    check_findings(analysis.findings(result), analysis.name)
+    for kind, show in (
+        ("figure", analysis.draw),
+        ("table", analysis.tabulate),
+        ("highlight", lambda name, of: check_highlights(getattr(analysis, name)(of), name)),
+    ):
+        for drawing in analysis.drawings(kind):
+            with contextlib.suppress(Skip):
+                show(drawing.name, result)
 
 
 def imports_no_torch(make: Make) -> None:
@@ -192,18 +249,28 @@ def imports_no_torch(make: Make) -> None:
 
 
 def permuting_heads_permutes_the_result(make: Make) -> None:
-    """Follow a permutation of the heads, where `permutes_heads` says so."""
+    """Follow a permutation of the heads and change nothing else, where `permutes_heads` says so."""
     if not make().permutes_heads:
         return
     order = [2, 0, 3, 1]
-    plain, shuffled = compute(make(), make_store()), compute(make(), _permuted(make_store(), order))
+    plain = compute(make(), make_store()).reset_coords()
+    shuffled = compute(make(), permuted(make_store(), order)).reset_coords()
     for name, values in plain.data_vars.items():
-        if "head" in values.dims and values.dtype.kind in "fiub":
-            expected = values.isel(head=order).values
-            _demand(
-                bool(np.allclose(shuffled[name].values, expected, rtol=1e-4, atol=1e-6)),
-                f"{name} does not follow a permutation of the heads",
-            )
+        if "head" in values.dims:
+            expected = values.isel(head=order)
+            wrong = f"{name} does not follow a permutation of the heads"
+        else:
+            expected = values
+            wrong = f"{name} has no dimension `head`, and changes when the heads are permuted"
+        _demand(name in shuffled and _alike(shuffled[name], expected), wrong)
+
+
+def _alike(a: xr.DataArray, b: xr.DataArray) -> bool:
+    if a.shape != b.shape:
+        return False
+    if b.dtype.kind in "fciub":
+        return bool(np.allclose(a.values, b.values, rtol=1e-4, atol=1e-6, equal_nan=True))
+    return _same(a, b)
 
 
 def claims_nothing_of_a_random_model(make: Make) -> None:
@@ -214,73 +281,42 @@ def claims_nothing_of_a_random_model(make: Make) -> None:
             result = compute(analysis, make_store(seed=seed, n_heads=6, length=24))
         except Skip:
             continue
-        made = [f for f in analysis.findings(result) if Finding.model_validate(f).holds]
+        made = [f for f in check_findings(analysis.findings(result), analysis.name) if f.holds]
         _demand(not made, f"seed {seed}: " + "; ".join(f"{f.claim}: {f.text}" for f in made))
+
+
+def _apart(check: Callable[[Make], None]) -> Callable[[Make], None]:
+    @functools.wraps(check)
+    def run(make: Make) -> None:
+        with kept():
+            check(make)
+
+    return run
 
 
 #: Every check by its name.
 CHECKS: Mapping[str, Callable[[Make], None]] = {
-    check.__name__.replace("_", "-"): check
+    check.__name__.replace("_", "-"): _apart(check)
     for check in (
         construction,
-        options_round_trip,
         declares_what_it_reads,
+        options_are_described,
+        options_round_trip,
         leaves_the_store_alone,
         deterministic,
         small_and_odd_inputs,
         named_and_finite,
         saves_loads_draws,
         pickles,
-        leaves_matplotlib_alone,
+        leaves_the_process_alone,
         imports_no_torch,
         permuting_heads_permutes_the_result,
         claims_nothing_of_a_random_model,
     )
 }
 
-
-def check_analysis(
-    analysis: type[Analysis] | Analysis, *, expected_failures: Mapping[str, str] | None = None
-) -> None:
-    """Hold an analysis to everything that a run, a report and a notebook rely on.
-
-    Parameters
-    ----------
-    analysis : type or Analysis
-        The class, or an instance whose options are to be used.
-    expected_failures : mapping from a check's name to the reason, optional
-        Checks that are known not to hold. One that does hold is reported too.
-
-    Raises
-    ------
-    CheckFailed
-        With every check that failed.
-    """
-    expected = dict(expected_failures or {})
-    unknown = set(expected) - set(CHECKS)
-    if unknown:
-        raise CheckFailed(f"There are no checks {sorted(unknown)}; there are {sorted(CHECKS)}.")
-    make = maker(analysis)
-    failed = []
-    for name, check in CHECKS.items():
-        try:
-            check(make)
-        except Exception as error:
-            if name not in expected:
-                failed.append(f"{name}: {type(error).__name__}: {error}")
-        else:
-            if name in expected:
-                failed.append(f"{name}: expected to fail ({expected[name]}), and holds")
-    if failed:
-        raise CheckFailed("\n".join(failed))
-
-
-def maker(analysis: type[Analysis] | Analysis) -> Make:
-    """Return a function that makes the analysis afresh."""
-    if isinstance(analysis, Analysis):
-        kind, options = type(analysis), analysis.options.model_dump(exclude_unset=True)
-        return lambda: kind(**options)
-    return analysis
+#: Checks without which the others would only say the same again.
+FOUNDATIONS = ("construction", "declares-what-it-reads")
 
 
 def _fingerprint(store: Store) -> str:
@@ -294,35 +330,7 @@ def _fingerprint(store: Store) -> str:
     return digest.hexdigest()
 
 
-def _permuted(store: Store, order: list[int]) -> Store:
-    """Return the store with its heads in another order, with its twins and corpora."""
-    arrays: dict[str, Any] = {}
-    for name in store.manifest.activations:
-        values = store[name]
-        heads = [d for d in values.dims if d in ("head", "kv_head")]
-        arrays[name] = values.isel(dict.fromkeys(heads, order)).values
-    weights = {
-        str(name): values.isel({d: order for d in ("head", "kv_head") if d in values.dims}).values
-        for name, values in store.weights.data_vars.items()
-    }
-    return Store.from_arrays(
-        tokens=store.tokens.values,
-        vocabulary=store.vocabulary,
-        weights=weights,
-        model=store.facts,
-        period=store.manifest.prompts.period,
-        twins=[_permuted(t, order) for t in store.twins],
-        corpora={name: _permuted(c, order) for name, c in store.corpora.items()},
-        **arrays,
-    )
-
-
 def _same(a: xr.DataArray, b: xr.DataArray) -> bool:
     if b.dtype.kind in "fc":
         return bool(np.array_equal(a.values, b.values, equal_nan=True))
     return bool((a.values.astype(str) == b.values.astype(str)).all())
-
-
-def _open_figures() -> list[int]:
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    return list(pyplot.get_fignums()) if pyplot else []

@@ -209,3 +209,26 @@ def _facts(kind: str, shape: dict[str, Any]) -> ModelFacts:
         weights_hash="0" * 64,
         config={},
     )
+
+
+def permuted(store: Store, order: list[int]) -> Store:
+    """Return the store with its heads in another order, with its twins and corpora."""
+    arrays: dict[str, Any] = {}
+    for name in store.manifest.activations:
+        values = store[name]
+        heads = [d for d in values.dims if d in ("head", "kv_head")]
+        arrays[name] = values.isel(dict.fromkeys(heads, order)).values
+    weights = {
+        str(name): values.isel({d: order for d in ("head", "kv_head") if d in values.dims}).values
+        for name, values in store.weights.data_vars.items()
+    }
+    return Store.from_arrays(
+        tokens=store.tokens.values,
+        vocabulary=store.vocabulary,
+        weights=weights,
+        model=store.facts,
+        period=store.manifest.prompts.period,
+        twins=[permuted(t, order) for t in store.twins],
+        corpora={name: permuted(c, order) for name, c in store.corpora.items()},
+        **arrays,
+    )
