@@ -230,7 +230,7 @@ def _pairs(result: xr.Dataset) -> attnlens.Finding:
 
 
 def _span(values: xr.DataArray) -> str:
-    return _span(values)
+    return words.span(values.min().item(), values.max().item())
 
 
 def _cells(mask: xr.DataArray) -> dict[str, tuple[int, int]]:

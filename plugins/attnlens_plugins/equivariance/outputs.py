@@ -25,8 +25,8 @@ def output_change(new: Tensor, old: Tensor) -> float:
     import torch
 
     longest = torch.linalg.vector_norm(old.double(), dim=-1).max().clamp_min(1e-30)
-    apart = torch.linalg.vector_norm(new.double() - old.double(), dim=-1).max()
-    return (apart / longest).item()
+    apart: Tensor = torch.linalg.vector_norm(new.double() - old.double(), dim=-1).max()
+    return float((apart / longest).item())
 
 
 def output_tolerance(call: Call, weights: Mapping[str, Any], heads: Tensor) -> float:
