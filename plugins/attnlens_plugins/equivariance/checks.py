@@ -252,10 +252,12 @@ def _names(mask: Any) -> tuple[str, ...]:
 
 
 def _worst(values: Any, tolerance: Any) -> tuple[Any, Any]:
-    """Of each layer, the head that comes nearest to its tolerance, or exceeds it most."""
+    """Of each layer, what exceeds its tolerance most; else what could be told least, or nearest."""
     known = ~np.isnan(values)
     ratio = np.where(known, np.where(known, values, 0) / np.maximum(tolerance, 1e-300), -1.0)
-    at = ratio.argmax(1)
+    coarse = known & (tolerance > UNDECIDED)
+    vague = coarse.any(1, keepdims=True) & (ratio.max(1, keepdims=True) <= 1)
+    at = np.where(vague, np.where(coarse, tolerance, -1.0), ratio).argmax(1)
     rows = np.arange(len(values))
     return values[rows, at], tolerance[rows, at]
 

@@ -55,7 +55,7 @@ def output_tolerance(call: Call, weights: Mapping[str, Any], heads: Tensor) -> f
     eps = unit_roundoff(working_dtype(call.seen))
     terms = (facts.n_heads * facts.d_head) ** 0.5
     summed = 2 * eps * terms * float((values * norms).max())
-    return (passed + summed) / longest + 4 * eps
+    return float((passed + summed) / longest + 4 * eps)
 
 
 def heads_behind(
