@@ -57,7 +57,9 @@ class Check:
         if np.isnan(value) and (np.isnan(allowed) or not self.must_hold):
             return "none"
         if not self.must_hold:
-            return "broken" if value > max(allowed, 0.0) else "no change"
+            if value > max(allowed, 0.0):
+                return "broken"
+            return "undecided" if allowed > UNDECIDED else "no change"
         return judged(value, allowed)
 
     @property
@@ -173,7 +175,8 @@ def _symmetry(
     prefix = name.replace("-", "_")
     if f"{prefix}_outside" in result:
         outside = result[f"{prefix}_outside"].transpose("layer", "head").values
-        untested = np.isfinite(values) & (outside <= tolerance) & (values <= tolerance)
+        untested = np.isfinite(values) & (np.maximum(outside, values) <= tolerance)
+        untested &= tolerance <= UNDECIDED
         unknown = untested.all(1) | ~result[f"{prefix}_known"].values
         values = np.where(untested & ~unknown[:, None], np.nan, values)
     beyond = (values > tolerance) & ~unknown[:, None]

@@ -35,6 +35,8 @@ def _outcome(rows: Sequence[Check]) -> tuple[bool, str]:
     wrong, vague, held = [], [], False
     for row in rows:
         lead = "It" if len(rows) == 1 else f"The check of {row.what.removeprefix('… ')}"
+        if row.name.endswith("-logits"):
+            lead = "The check of all layers at once, at the logits,"
         where = [i for i, v in enumerate(row.verdicts) if v == "fails"]
         unnamed = [i for i in where if not any(h.startswith(f"{i}.") for h in row.heads)]
         places = [words.heads(row.heads)] * bool(row.heads)
