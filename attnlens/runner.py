@@ -90,7 +90,9 @@ def run(
     ----------
     model : str, pathlib.Path, TransformerBridge, PreTrainedModel or Model
         A hub name or alias (``"gpt2-small"``, ``"pythia-160m@step1000"``), a Hugging Face folder,
-        ``"demo"``, or a live model.
+        ``"demo"``, or a live model. A live Hugging Face model is wrapped where it stands and does
+        not come back as it was (names of its parameters, attention implementation, hooks): pass
+        ``copy.deepcopy(model)`` to keep it.
     plugins : sequence of str, Analysis or type, optional
         Analyses by name, class or instance; the built-in ones by default.
     corpus : str, path, list of str, array of int, CorpusSpec or Prompts

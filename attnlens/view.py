@@ -262,8 +262,9 @@ class View:
             raise self._refuse("the live model", "model")
         if self._model is None:
             raise NeedError(
-                f"{self._analysis} needs the live model, and a store alone does not hold it.",
-                hint="Use `attnlens run`, or attnlens.run(...), instead of analysing a store.",
+                f"{self._analysis} needs the live model, which a store alone does not hold: use "
+                "`attnlens run`.",
+                hint="In Python attnlens.run(...). `attnlens run` captures and analyses in one go.",
             )
         return self._model
 

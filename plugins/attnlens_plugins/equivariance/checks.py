@@ -57,7 +57,9 @@ class Check:
         if np.isnan(value) and (np.isnan(allowed) or not self.must_hold):
             return "none"
         if not self.must_hold:
-            return "broken" if value > max(allowed, 0.0) else "no change"
+            if value > max(allowed, 0.0):
+                return "broken"
+            return "undecided" if allowed > UNDECIDED else "no change"
         return judged(value, allowed)
 
     @property
@@ -173,7 +175,8 @@ def _symmetry(
     prefix = name.replace("-", "_")
     if f"{prefix}_outside" in result:
         outside = result[f"{prefix}_outside"].transpose("layer", "head").values
-        untested = np.isfinite(values) & (outside <= tolerance) & (values <= tolerance)
+        untested = np.isfinite(values) & (np.maximum(outside, values) <= tolerance)
+        untested &= tolerance <= UNDECIDED
         unknown = untested.all(1) | ~result[f"{prefix}_known"].values
         values = np.where(untested & ~unknown[:, None], np.nan, values)
     beyond = (values > tolerance) & ~unknown[:, None]
@@ -252,10 +255,12 @@ def _names(mask: Any) -> tuple[str, ...]:
 
 
 def _worst(values: Any, tolerance: Any) -> tuple[Any, Any]:
-    """Of each layer, the head that comes nearest to its tolerance, or exceeds it most."""
+    """Of each layer, what exceeds its tolerance most; else what could be told least, or nearest."""
     known = ~np.isnan(values)
     ratio = np.where(known, np.where(known, values, 0) / np.maximum(tolerance, 1e-300), -1.0)
-    at = ratio.argmax(1)
+    coarse = known & (tolerance > UNDECIDED)
+    vague = coarse.any(1, keepdims=True) & (ratio.max(1, keepdims=True) <= 1)
+    at = np.where(vague, np.where(coarse, tolerance, -1.0), ratio).argmax(1)
     rows = np.arange(len(values))
     return values[rows, at], tolerance[rows, at]
 

@@ -19,6 +19,8 @@ ALPHA = attnlens.nulls.ALPHA / _FAMILIES
 _POSITION_FLOOR, _NEAR_FLOOR = 0.05, 0.02
 #: A positional head is above the one, a content head below the other.
 _POSITIONAL, _CONTENT = 0.8, 0.2
+#: Chance that random pairings alone give a claim in any layer.
+_PAIRS_ALPHA = 0.05
 #: Heads farther apart than this are not called alike, whatever the twins' heads are.
 _ALIKE = 0.7
 
@@ -186,7 +188,7 @@ def _pairs(result: xr.Dataset) -> attnlens.Finding:
     evidence = {"cka": value.values, "p": p.values, "pairs": n}
     null: dict[str, Any] = {"shuffled": result["pairs_null_mean"].sel(invariant="cka").values}
     span = _span(value)
-    judged, beyond = p <= attnlens.nulls.ALPHA, ""
+    judged, beyond = p <= _PAIRS_ALPHA, ""
     if "pairs_twin" in result:
         twins = result["pairs_twin"].sel(invariant="cka")
         null["twins_highest"] = twins.max("twin").values
@@ -206,7 +208,7 @@ def _pairs(result: xr.Dataset) -> attnlens.Finding:
             f"paired at random, and than in twins (debiased CKA, which no rotation changes, "
             f"{span}; {beyond})."
         )
-    elif not bool((p <= attnlens.nulls.ALPHA).any()):
+    elif not bool((p <= _PAIRS_ALPHA).any()):
         text = f"{start} are in no layer clearly more alike than by chance (debiased CKA {span})."
     elif beyond:
         text = (
@@ -231,7 +233,7 @@ def _pairs(result: xr.Dataset) -> attnlens.Finding:
 
 
 def _span(values: xr.DataArray) -> str:
-    return _span(values)
+    return words.span(values.min().item(), values.max().item())
 
 
 def _cells(mask: xr.DataArray) -> dict[str, tuple[int, int]]:

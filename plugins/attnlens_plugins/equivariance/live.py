@@ -251,10 +251,19 @@ def each_attention(model: Any, tokens: Any, visit: Callable[[Call], None]) -> Te
         logits: Tensor = model.forward(tokens)
     if not bool(logits.isfinite().all()):
         raise attnlens.errors.NonFiniteError(
-            "The logits hold NaN or infinity, though every layer's attention is finite.",
-            hint="Something behind attention overflows: its parameters, or a dtype too narrow.",
+            "The logits hold NaN or infinity, though every layer's attention is "
+            f"finite{_culprit(model)}",
+            hint="Something behind the last attention overflows, or the dtype is too narrow.",
         )
     return logits
+
+
+def _culprit(model: Any) -> str:
+    """Name the first parameter that is not finite, to end a sentence."""
+    for name, parameter in model.bridge.original_model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f": {name.replace('._original_component', '')!r} is not."
+    return "."
 
 
 def refuse_what_is_not_finite(seen: Mapping[str, Tensor], layer: int) -> None:

@@ -25,8 +25,8 @@ def output_change(new: Tensor, old: Tensor) -> float:
     import torch
 
     longest = torch.linalg.vector_norm(old.double(), dim=-1).max().clamp_min(1e-30)
-    apart = torch.linalg.vector_norm(new.double() - old.double(), dim=-1).max()
-    return (apart / longest).item()
+    apart: Tensor = torch.linalg.vector_norm(new.double() - old.double(), dim=-1).max()
+    return float((apart / longest).item())
 
 
 def output_tolerance(call: Call, weights: Mapping[str, Any], heads: Tensor) -> float:
@@ -55,7 +55,7 @@ def output_tolerance(call: Call, weights: Mapping[str, Any], heads: Tensor) -> f
     eps = unit_roundoff(working_dtype(call.seen))
     terms = (facts.n_heads * facts.d_head) ** 0.5
     summed = 2 * eps * terms * float((values * norms).max())
-    return (passed + summed) / longest + 4 * eps
+    return float((passed + summed) / longest + 4 * eps)
 
 
 def heads_behind(

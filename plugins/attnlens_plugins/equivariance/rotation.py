@@ -115,7 +115,7 @@ class Rotation:
         self.kept_error = alone(
             lambda stack: self._carry(stack, self.kept, enters=False), self.kept
         )
-        # What rounding alone does: what is read and written is moved as much as products may be off.
+        # What rounding alone does: what is read and written is moved by as much.
         self.allowed = 16 * moved(self._jitter) + 16 * unit_roundoff(torch.float32)
         noise = alone(self._jitter, None)
         self.tolerance = 16 * (noise + self.rounding * self._stream_over_added(streams))

@@ -11,6 +11,7 @@ import torch
 from attnlens_plugins.equivariance import Equivariance, certificate
 from attnlens_plugins.equivariance.analysis import chosen_tokens
 from attnlens_plugins.equivariance.checks import checks
+from attnlens_plugins.equivariance.pairs import compare
 
 import attnlens
 from attnlens.errors import OptionError
@@ -132,6 +133,69 @@ def test_a_map_outside_that_changes_nothing_is_no_certificate(results):
     result["gauge_qk_outside"][:] = 0.0
     claims = judged(result)
     assert not claims["certificate.gauge"].holds
+    (row,) = [c for c in checks(result) if c.name == "gauge-qk"]
+    assert row.verdicts == ["undecided"] * 2
+
+
+def test_a_dead_layer_is_undecided_and_voids_no_other(results):
+    result = results("llama").copy(deep=True)
+    result["gauge_qk_outside"][0] = 0.0
+    finding = judged(result)["certificate.gauge"]
+    assert finding.holds and "arbitrary in layer 1" in finding.text
+    assert "not tested in layer 0" in finding.text
+    result = results("llama").copy(deep=True)
+    result["gauge_qk_outside"][0, 2] = 0.0
+    finding = judged(result)["certificate.gauge"]
+    assert finding.holds and "not tested in head 0.2" in finding.text
+
+
+def test_a_group_that_is_not_known_is_undecided(results):
+    result = results("llama").copy(deep=True)
+    result["gauge_qk_known"][:] = False
+    assert not judged(result)["certificate.gauge"].holds
+    (row,) = [c for c in checks(result) if c.name == "gauge-qk"]
+    assert row.verdicts == ["undecided"] * 2
+
+
+def test_what_came_out_as_nan_fails(results):
+    result = results("llama").copy(deep=True)
+    result["gauge_vo_error"][1, 2] = np.nan
+    claims = judged(result)
+    assert not claims["certificate.gauge"].holds and "1.2" in claims["certificate.gauge"].text
+
+
+def test_each_check_names_its_own_heads(results):
+    result = results("llama").copy(deep=True)
+    result["gauge_qk_error"][0, 2] = 0.4
+    result["heads_error"][0] = 0.4
+    text = judged(result)["certificate.gauge"].text
+    assert "queries and keys in another basis fails in head 0.2." in text
+    assert "heads in another order fails in heads 0.0, 0.1, 0.2, 0.3." in text
+
+
+def test_the_order_of_heads_that_share_keys_is_said(results):
+    assert "share keys and values" in judged(results("llama"))["certificate.gauge"].text
+    assert "in any order, too" in judged(results("gpt2"))["certificate.gauge"].text
+
+
+def test_a_rotation_that_drowns_in_rounding_is_undecided(results):
+    for family in ("llama", "gpt2"):
+        result = results(family).copy(deep=True)
+        result["rotation_tolerance"][:] = 2.0
+        result["rotation_logits_allowed"] = 2.0
+        finding = judged(result)["certificate.rotation"]
+        assert not finding.holds and "not decided" in finding.text
+
+
+def test_heads_that_agree_in_weights_but_not_in_what_they_do_are_not_equal(results):
+    result = results("llama").copy(deep=True)
+    result["distance"][0, 1] = result["distance"][1, 0] = 0.0
+    result["merged_logits"] = 1e-6
+    claims = judged(result)
+    assert claims["equal-heads"].holds and "1 pair of heads is" in claims["equal-heads"].text
+    result["merged_logits"] = 0.02
+    finding = judged(result)["equal-heads"]
+    assert not finding.holds and "not the same heads" in finding.text
 
 
 def test_positional_heads_are_named_beside_twins(results):
@@ -189,6 +253,57 @@ def test_pairs(tmp_path):
     finding = judged(result)["same-meaning"]
     assert not finding.holds and "10 pairs" in finding.text and "at random" in finding.text
     assert "Four similarities" in (analysis.draw("pairs", result).get_gid() or "")
+
+
+def test_two_random_models_are_not_said_to_agree(tmp_path):
+    paths = [modelzoo.tiny("llama", tmp_path / name, tokenizer=True, seed=seed)
+             for name, seed in (("a", 0), ("b", 1))]  # fmt: skip
+    words = ["light", "earth", "water", "darkness", "heaven", "God", "deep", "face", "good", "void"]
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"the {w} was there {w}\n" for w in words))
+    for twins in (2, 0):
+        store = attnlens.capture(
+            str(paths[0]), ["In the beginning"], activations=[], weights=True, twins=twins,
+            out=tmp_path / f"{twins}.attn",
+        )  # fmt: skip
+        result = Equivariance(pairs=str(path), other=str(paths[1])).compute(store)
+        assert ("pairs_twin" in result) == (twins > 0)
+        assert not judged(result)["same-meaning"].holds
+
+
+def test_twelve_layers_can_agree_after_the_default_pairings(results):
+    """P-values of the largest over all layers: more layers need no more pairings."""
+    values = np.random.default_rng(0).normal(size=(12, 20, 8))
+    found = compare(values, values, shuffles=200, seed=0)
+    twins = np.random.default_rng(1).normal(0.1, 0.02, size=(2, 12, 5))
+    found["pairs_twin"] = ("twin", "layer", "invariant"), twins
+    found.attrs["pairs_other"] = "another"
+    (finding,) = of_pairs(results, found)
+    assert finding.holds and finding.evidence["layers"] == list(range(12))
+    found["pairs_twin"][:] = 1.0
+    (finding,) = of_pairs(results, found)
+    assert not finding.holds and "more than in twins" in finding.text
+    found["pairs_value"][:] = np.nan
+    (finding,) = of_pairs(results, found)
+    assert not finding.holds and "nan" not in finding.text
+
+
+def of_pairs(results, found):
+    """Judge pairs beside a result of another depth, whose layers say nothing here."""
+    rest = results("llama").isel(layer=[0] * 12).assign_coords(layer=np.arange(12))
+    result = rest.merge(found).assign_attrs({**rest.attrs, **found.attrs})
+    return [f for f in Equivariance().findings(result) if f.claim == "same-meaning"]
+
+
+@pytest.mark.parametrize("text", ["", "one text\n" * 5, "a\t\n" * 5, "a\tb\tc\n" * 5])
+def test_a_bad_file_of_pairs_is_refused_with_the_options(text, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(text)
+    with pytest.raises(OptionError):
+        Equivariance(pairs=str(path))
+    path.write_bytes(b"caf\xe9\tcoffee\n" * 5)
+    with pytest.raises(OptionError, match="not UTF-8"):
+        Equivariance(pairs=str(path))
 
 
 def test_options_are_refused_early(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from attnlens_plugins.equivariance import certificate, distances, gauge
 from attnlens_plugins.equivariance.groups import query_key_group, random_invertible
 from attnlens_plugins.equivariance.live import each_attention
 from attnlens_plugins.equivariance.merging import merged
+from attnlens_plugins.equivariance.rotary import NONE, Rotary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +19,15 @@ from tests import modelzoo
 ROTARY = {"llama": [(0, 2), (1, 3)], "neox": [(0, 1)], "qwen3": [(i, i + 4) for i in range(4)]}
 
 
+def turning(pairs):
+    """The rotary embedding of two layers, with the usual frequencies."""
+    frequencies = 10000.0 ** (-np.arange(len(pairs)) / max(len(pairs), 1))
+    return [Rotary.turning(pairs, frequencies, 300) if pairs else NONE] * 2
+
+
 def brute(weights, facts, pairs, offset):
     """Whole forms and maps, one head at a time, from the definitions."""
-    forms, maps = [], []
+    forms, maps, lengths = [], [], []
     per = facts.n_heads // facts.n_kv_heads
     d = facts.d_model
     for layer in range(facts.n_layers):
@@ -41,6 +49,9 @@ def brute(weights, facts, pairs, offset):
 
             q, k, v = of("Q", head), of("K", g), of("V", g)
             if "q_norm_w" in weights:
+                # The norm takes away the size of the weights before it, and divides by a length.
+                q, k = (w / np.sqrt((w**2).mean()) for w in (q, k))
+                lengths.append(np.concatenate([(w @ w.T).ravel() for w in (q, k)]))
                 q, k = q * weights["q_norm_w"][layer], k * weights["k_norm_w"][layer]
             turn = np.eye(facts.d_head)
             for i, (a, b) in enumerate(pairs):
@@ -53,7 +64,7 @@ def brute(weights, facts, pairs, offset):
                 k[-1, still] = 0.0
             forms.append(q @ turn @ k.T)
             maps.append(v @ weights["W_O"][layer, head])
-    return np.array(forms), np.array(maps)
+    return np.array(forms), np.array(maps), np.array(lengths)
 
 
 def relative(matrices):
@@ -74,8 +85,10 @@ def test_against_whole_matrices(family, zoo):
     weights = {n: v.astype(np.float64) for n, v in model.weights().items()}
     pairs = ROTARY.get(family, [(i, i + 4) for i in range(4)] if family == "gemma2" else [])
     at = (0, 1, 3) if pairs else (0,)
-    found = distances.head_distances(weights, facts, [pairs] * 2, at)
+    found = distances.head_distances(weights, facts, turning(pairs), at)
     forms = np.concatenate([brute(weights, facts, pairs, o)[0].reshape(8, -1) for o in at], axis=1)
+    if facts.qk_norm:
+        forms = np.hstack([forms, brute(weights, facts, pairs, 0)[2]])
     np.testing.assert_allclose(found["qk"], relative(forms), atol=1e-7)
     np.testing.assert_allclose(found["qk_content"], relative(brute(weights, facts, pairs, 0)[0]),
                                atol=1e-7)  # fmt: skip
@@ -88,7 +101,7 @@ def test_the_forms_give_the_live_scores(family, zoo, tokens):
     model = zoo(family)
     facts, weights = model.facts, {n: v.astype(np.float64) for n, v in model.weights().items()}
     pairs = ROTARY.get("llama" if family == "mistral" else family, [])
-    built = {o: distances.query_key_heads(weights, facts, [pairs] * 2, o) for o in range(14)}
+    built = {o: distances.query_key_heads(weights, facts, turning(pairs), o) for o in range(14)}
     found = {}
 
     def visit(call):
@@ -122,7 +135,7 @@ def test_another_basis_changes_no_distance(family, zoo, tokens):
         found[call.layer] = gauge.groups_of(call, gains)
 
     each_attention(model, tokens, visit)
-    pairs = certificate.gauges(model, tokens, weights, 0).pairs
+    rotary = certificate.gauges(model, tokens, weights, 0).rotary
     generator = np.random.default_rng(2)
     turned = {n: v.copy() for n, v in weights.items()}
     for layer in range(2):
@@ -134,8 +147,8 @@ def test_another_basis_changes_no_distance(family, zoo, tokens):
         new |= gauge.turn_value_output(own, maps)
         for name, value in new.items():
             turned[name][layer] = value
-    for name, values in distances.head_distances(weights, model.facts, pairs, (0, 1, 5)).items():
-        other = distances.head_distances(turned, model.facts, pairs, (0, 1, 5))[name]
+    for name, values in distances.head_distances(weights, model.facts, rotary, (0, 1, 5)).items():
+        other = distances.head_distances(turned, model.facts, rotary, (0, 1, 5))[name]
         np.testing.assert_allclose(other, values, atol=1e-9, err_msg=name)
 
 
@@ -147,7 +160,7 @@ def test_equal_at_offset_0_can_hide_different_scores(zoo):
     # Heads of two key-value groups: the same W_Q W_K^T in bases that no rotation allows.
     weights["W_Q"][0, 2] = weights["W_Q"][0, 0] @ m
     weights["W_K"][0, 1] = weights["W_K"][0, 0] @ np.linalg.inv(m).T
-    found = distances.head_distances(weights, model.facts, [ROTARY["llama"]] * 2, (0, 1, 2, 4))
+    found = distances.head_distances(weights, model.facts, turning(ROTARY["llama"]), (0, 1, 2, 4))
     assert found["qk_content"][0, 2] < 1e-6
     assert found["qk"][0, 2] > 0.1
 
@@ -158,10 +171,10 @@ def test_a_key_bias_alone_is_no_difference_and_a_value_bias_is(zoo):
     for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"):
         weights[name][0, 1] = weights[name][0, 0]
     weights["b_K"][0, 1] += 3.0
-    found = distances.head_distances(weights, model.facts, [[]] * 2, (0,))
+    found = distances.head_distances(weights, model.facts, turning([]), (0,))
     assert found["qk"][0, 1] < 1e-7 and found["vo"][0, 1] < 1e-7
     weights["b_V"][0, 1] += 3.0
-    assert distances.head_distances(weights, model.facts, [[]] * 2, (0,))["vo"][0, 1] > 0.1
+    assert distances.head_distances(weights, model.facts, turning([]), (0,))["vo"][0, 1] > 0.1
 
 
 @given(st.integers(2, 9), st.integers(1, 4), st.integers(2, 20), st.integers(1, 64))
@@ -179,9 +192,9 @@ def test_strips_of_any_size_give_the_same(heads, d_head, rows, numbers):
 def test_a_model_too_large_is_compared_layer_by_layer(zoo, monkeypatch):
     model = zoo("gpt2")
     weights = model.weights()
-    whole = distances.head_distances(weights, model.facts, [[]] * 2, (0,))
+    whole = distances.head_distances(weights, model.facts, turning([]), (0,))
     monkeypatch.setattr(distances, "_MOST_WORK", 0.0)
-    parts = distances.head_distances(weights, model.facts, [[]] * 2, (0,))
+    parts = distances.head_distances(weights, model.facts, turning([]), (0,))
     same = np.kron(np.eye(2), np.ones((4, 4))).astype(bool)
     np.testing.assert_allclose(parts["both"][same], whole["both"][same], atol=1e-7)
     assert np.isnan(parts["both"][~same]).all()
@@ -202,7 +215,7 @@ def test_planted_heads_are_found_and_merged_in_the_live_model(tokens):
     planted["W_O"][3] = np.linalg.inv(n) @ own["W_O"][0]
     with model.replaced_weights({(k, 1): v for k, v in planted.items() if k != "b_O"}):
         weights = model.weights()
-        found = distances.head_distances(weights, model.facts, [[]] * 2, (0,))
+        found = distances.head_distances(weights, model.facts, turning([]), (0,))
         pairs = np.argwhere(np.triu(found["both"] < distances.EQUAL, 1))
         assert pairs.tolist() == [[4, 7]]
         groups, _ = distances.cluster(found["both"], 0.5)
@@ -228,3 +241,79 @@ def test_degenerate_heads():
     one[0, 0] = 0.0
     assert np.isfinite(distances.relative_distances(one)).all()
     assert np.isnan(distances.nearest(np.zeros((1, 1)))).all()
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_the_rotation_is_that_of_the_live_model(rope, tokens):
+    built = modelzoo.build("llama", rope_parameters={**rope, "rope_theta": 10000.0})
+    cos, sin = built.model.rotary_emb(torch.zeros(1, 1, 1), torch.arange(14)[None])
+    want = (cos + 1j * sin)[0, :, :2].numpy()
+    model = attnlens.load_model(built)
+    found = certificate.gauges(model, tokens, model.weights(), 0)
+    for rotary in found.rotary:
+        assert rotary.pairs == ((0, 2), (1, 3))
+        np.testing.assert_allclose(rotary.turns, want, atol=1e-6)
+    assert found.dims["qk"].tolist() == [2 * 4] * 2
+    assert (found.error["qk"] <= found.tolerance["qk"]).all()
+    assert (found.error["qk"] > 0).any() and (found.outside["qk"] > 1e-3).all()
+    s = abs(want[0, 0]) ** 2
+    for offset in (0, 1, 5):
+        angles = want[offset, :] / abs(want[offset, :])
+        np.testing.assert_allclose(rotary.between(offset), s * angles, atol=1e-6)
+
+
+def test_equal_weights_with_other_slopes_or_scales_are_not_equal(tokens):
+    for family, changes in (("bloom", {}), ("gpt2", {"scale_attn_by_inverse_layer_idx": True})):
+        model = attnlens.load_model(modelzoo.build(family, **changes))
+        first = model.head_weights(0)
+        if family == "bloom":
+            values = {(n, 0): w.copy() for n, w in first.items() if n != "b_O"}
+            for w in values.values():
+                w[2] = w[0]
+            one, other = 0, 2
+        else:
+            values = {(n, 1): w for n, w in first.items() if n != "b_O"}
+            one, other = 0, 4
+        with model.replaced_weights(values):
+            weights = {n: v.astype(np.float64) for n, v in model.weights().items()}
+            if family == "gpt2":
+                for name in ("ln1_w", "ln1_b"):
+                    weights[name][1] = weights[name][0]
+            gauged = certificate.gauges(model, tokens, weights, 0)
+            found = certificate.head_map(weights, model.facts, gauged, 14)
+        assert float(found["distance_vo"][one, other]) < 1e-6
+        assert float(found["distance"][one, other]) > 0.05
+
+
+def test_under_qk_norm_size_is_nothing_and_length_is_something(zoo):
+    model = zoo("qwen3")
+    weights = {n: v.astype(np.float64) for n, v in model.weights().items()}
+    for name in ("W_Q", "W_K", "W_V"):
+        weights[name][0, 1] = weights[name][0, 0]
+    weights["W_Q"][0, 2], weights["W_O"][0, 2] = 3 * weights["W_Q"][0, 0], weights["W_O"][0, 0]
+    weights["W_K"][0, 1] *= 5
+    rotary = [Rotary.turning(ROTARY["qwen3"], 10000.0 ** (-np.arange(4) / 4), 14)] * 2
+    found = distances.head_distances(weights, model.facts, rotary, (0, 1, 2))
+    assert found["both"][0, 2] < 1e-6
+    # A map of queries and keys that leaves W_Q W_K^T alone changes the lengths.
+    gains = weights["q_norm_w"][0], weights["k_norm_w"][0]
+    m = np.diag(np.exp(np.linspace(-1, 1, 8)))
+    weights["W_Q"][0, 2] = weights["W_Q"][0, 0] @ np.diag(gains[0]) @ m @ np.diag(1 / gains[0])
+    weights["W_K"][0, 1] = (
+        weights["W_K"][0, 0] @ np.diag(gains[1]) @ np.linalg.inv(m) @ np.diag(1 / gains[1])
+    )
+    assert distances.head_distances(weights, model.facts, rotary, (0,))["qk"][0, 2] > 0.05

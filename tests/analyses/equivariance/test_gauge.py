@@ -175,3 +175,53 @@ def test_half_precision_raises_no_false_alarm(tokens):
     for kind in ("qk", "vo"):
         assert (found.error[kind] <= found.tolerance[kind]).all()
     assert found.logits["inside"] <= found.logits["allowed"]
+
+
+def test_what_acts_behind_a_heads_output_is_caught_and_the_head_is_named(tokens):
+    built = modelzoo.build("llama")
+
+    def broken(o_proj, args):
+        z = args[0].clone()
+        z[..., 8:12] = z[..., 8:12].relu()
+        return (z,)
+
+    built.model.layers[1].self_attn.o_proj.register_forward_pre_hook(broken)
+    found = run(attnlens.load_model(built), tokens)
+    assert np.argwhere(found.error["vo"] > found.tolerance["vo"]).tolist() == [[1, 2]]
+    assert (found.output_error > found.output_tolerance).tolist() == [False, True]
+
+
+def test_sinks_and_gains_of_a_head_go_along_with_it(tokens):
+    import transformers as hf
+
+    small = {
+        "vocab_size": 50, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "hidden_size": 16, "intermediate_size": 16,
+        "max_position_embeddings": 32,
+    }  # fmt: skip
+    configs = (
+        hf.GptOssConfig(**small, head_dim=4, num_local_experts=2, num_experts_per_tok=1),
+        hf.Olmo2Config(**small),
+    )
+    for config in configs:
+        built = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        modelzoo.randomise(built)
+        found = run(attnlens.load_model(built), tokens)
+        assert (found.heads.error <= found.heads.tolerance).all()
+        assert (found.heads.output_error <= found.heads.output_tolerance).all()
+        assert all(rotary.pairs == ((0, 2), (1, 3)) for rotary in found.rotary)
+
+
+def test_neighbours_that_turn_together_are_found(tokens):
+    import transformers as hf
+
+    config = hf.GPTJConfig(
+        vocab_size=50, n_layer=2, n_head=4, n_embd=32, rotary_dim=4, n_positions=32
+    )
+    built = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    modelzoo.randomise(built)
+    found = run(attnlens.load_model(built), tokens)
+    assert all(rotary.pairs == ((0, 1), (2, 3)) for rotary in found.rotary)
+    assert found.dims["qk"].tolist() == [4 * (4 + 16)] * 2
+    assert (found.error["qk"] <= found.tolerance["qk"]).all()
+    assert (found.outside["qk"] > 100 * found.tolerance["qk"]).all()

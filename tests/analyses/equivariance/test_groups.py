@@ -9,9 +9,9 @@ from attnlens_plugins.equivariance.groups import (
     query_key_group,
     random_invertible,
     random_orthogonal,
-    rotary_pairs,
     value_output_group,
 )
+from attnlens_plugins.equivariance.rotary import fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,10 +146,17 @@ def test_blocks_on_pairs_commute_with_rotations(kind, seed):
 
 def test_the_layout_is_read_off_what_the_rotation_did():
     generator = np.random.default_rng(0)
-    q = generator.normal(size=(5, 8))
+    q = generator.normal(size=(1, 5, 3, 8))
     for pairs in (HALF, [(0, 1), (2, 3), (4, 5), (6, 7)]):
-        turned = np.array(
-            [rotation(pairs, 8, lambda k, p=p: p * 0.5**k) @ row for p, row in enumerate(q)]
-        )
-        assert rotary_pairs(q, turned, 8) == pairs
-    assert rotary_pairs(q, generator.normal(size=(5, 8)), 8) is None
+        for factor in (1.0, 1.3):
+            turned = q.copy()
+            for p in range(5):
+                turn = factor * rotation(pairs, 8, lambda k, p=p: p * 0.5**k)
+                turned[0, p] = q[0, p] @ turn.T
+            found = fitted(q, turned, 8, 1e-15)
+            assert list(found.pairs) == list(pairs)
+            np.testing.assert_allclose(np.abs(found.turns), factor)
+    assert fitted(q, generator.normal(size=q.shape), 8, 1e-15) is None
+    assert fitted(q, q, 8, 1e-15).pairs == ()
+    # Nothing can be told of vectors that are zero.
+    assert fitted(0 * q, 0 * q, 8, 1e-15) is None

@@ -173,3 +173,30 @@ def test_one_prompt_keeps_its_first_token_and_has_no_embedded_positions(zoo):
     assert zoo("llama").facts.positions == "rotary"
     found = certificate.permutations(zoo("llama"), TOKENS[:1], 1, 0)
     assert found["positionality"].notnull().all()
+
+
+def test_positions_mixed_behind_a_heads_output_are_caught_in_that_head(tokens):
+    built = modelzoo.build("llama")
+
+    def broken(o_proj, args):
+        z = args[0].clone()
+        z[..., 8:12] = z[..., 8:12].cumsum(1)
+        return (z,)
+
+    built.model.layers[1].self_attn.o_proj.register_forward_pre_hook(broken)
+    found = certificate.permutations(attnlens.load_model(built), tokens, 2, 0)
+    beyond = found["permutation_error"] > found["permutation_tolerance"]
+    assert np.argwhere(beyond.values).tolist() == [[1, 2]]
+
+
+def test_what_is_not_finite_is_refused_with_its_place(tokens):
+    built = modelzoo.build("llama")
+    built.model.layers[1].self_attn.q_proj.weight.data[5, 0] = float("nan")
+    model = attnlens.load_model(built)
+    with pytest.raises(attnlens.errors.NonFiniteError, match=r"head 1\.1"):
+        certificate.permutations(model, tokens, 1, 0)
+    built = modelzoo.build("llama")
+    built.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("inf")
+    model = attnlens.load_model(built)
+    with pytest.raises(attnlens.errors.NonFiniteError, match=r"layers\.1\.mlp\.up_proj"):
+        certificate.permutations(model, tokens, 1, 0)
