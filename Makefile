@@ -2,6 +2,7 @@
 # make test   set everything up; linter, types, layering, tests
 # make bench  the measurements that README quotes
 # make docs   the documentation, in build/site
+# make notebooks  runs the notebooks again and keeps what they show
 # make fix    let the linter repair what it can
 
 VENV ?= .venv
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench docs fix clean
+.PHONY: demo test lint bench docs notebooks fix clean
 
 demo: $(VENV)/.installed
 	$(BIN)/attnlens run --plugins cp,spectrum demo
@@ -31,6 +32,9 @@ bench: $(VENV)/.developed
 docs: $(VENV)/.developed
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(VENV)/.developed
+	$(BIN)/python examples/refresh.py
 
 fix: $(VENV)/.developed
 	$(BIN)/ruff check --fix .

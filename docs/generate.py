@@ -30,6 +30,12 @@ from attnlens.store import schema
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py; do not edit. -->\n\n"
 
+#: What a reader of the file itself, in the repository, should know.
+UNBUILT = (
+    "> In the repository, this page lists names. The site, which `make docs` builds, shows each\n"
+    "> with its documentation; in Python, `help` does.\n"
+)
+
 #: Modules with a page of their own in the reference, and what stands above their names.
 API = {
     "attnlens": "The names that notebooks, scripts and plugins use. `import attnlens` is quick: "
@@ -364,7 +370,7 @@ def submodules(module: str) -> list[str]:
 
 def reference(module: str, what: str) -> str:
     """Return the page of one module."""
-    parts = [f"# {module}\n", what + "\n"]
+    parts = [f"# {module}\n", what + "\n", UNBUILT]
     for name in public(module):
         path, comment = home(module, name)
         owner = owner_of(path, name)

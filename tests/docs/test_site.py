@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.report.chromium_pipe import Chromium, executable
 
 from .conftest import ROOT
 
@@ -54,3 +57,39 @@ def test_every_page_of_the_reference_shows_its_names(site: Path) -> None:
     text = (site / "reference" / "api" / "index.html").read_text("utf-8")
     assert 'id="attnlens.analysis.Analysis"' in text
     assert 'id="attnlens.runner.run"' in text
+
+
+def test_notebooks_are_pages_with_what_their_cells_show(site: Path) -> None:
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        text = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+        outputs = [
+            o for c in json.loads(path.read_text("utf-8"))["cells"] for o in c.get("outputs", [])
+        ]
+        images = re.findall(r'src="([\w-]+\.png)"', text)
+        assert len(images) == sum("image/png" in o["data"] for o in outputs)
+        assert all((site / "notebooks" / name).is_file() for name in images)
+        assert text.count('class="output"') + len(images) > len(outputs) / 2
+        assert "@@" not in text
+    assert "notebooks/quickstart.html" in (site / "examples.html").read_text("utf-8")
+
+
+def test_notes_for_readers_of_the_repository_stay_there(site: Path) -> None:
+    assert "In the repository" in (ROOT / "docs/reference/api/view.md").read_text("utf-8")
+    for page in (site / "reference").rglob("*.html"):
+        assert "In the repository, this page" not in page.read_text("utf-8")
+
+
+def test_no_page_is_wider_than_a_phone(site: Path) -> None:
+    if executable() is None:
+        pytest.skip("no chromium on this machine")
+    browser = Chromium()
+    try:
+        wide = {}
+        for page in sorted(site.rglob("*.html")):
+            browser.open(page, width=360)
+            width = browser.js("document.documentElement.scrollWidth")
+            if width > 360:
+                wide[str(page.relative_to(site))] = width
+        assert not wide
+    finally:
+        browser.close()
