@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def span(low: float, high: float, form: str) -> str:
+def span(low: float, high: float, form: str = "{:.2f}") -> str:
     """Write a range, or its one value where both ends read the same.
 
     Parameters

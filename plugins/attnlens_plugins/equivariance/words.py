@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from attnlens_plugins.words import span as span
+
 
 def some(names: Sequence[str], most: int = 12) -> str:
     """List names, the first few of many."""
@@ -28,12 +30,6 @@ def layers(numbers: Sequence[int]) -> str:
 def count(number: int, noun: str) -> str:
     """Say how many of something there are."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def span(low: float, high: float) -> str:
-    """Write a range to two decimals, or the one number that it is."""
-    ends = list(dict.fromkeys((f"{low:.2f}", f"{high:.2f}")))
-    return " to ".join(ends)
 
 
 def small(values: Any) -> str:
