@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from attnlens.cli import console, options
 from attnlens.errors import AttnlensError
+from attnlens.wording import shell
 
 if TYPE_CHECKING:
     from attnlens.runs import Run
@@ -119,7 +119,7 @@ def _tell_how_to_resume(folder: Path) -> None:
         given = [a for a in sys.argv[1:] if a not in ("--resume", "--overwrite")]
         if "--out" not in given:
             given += ["--out", str(folder)]
-        console.say(f"Finish it with: {shlex.join(['attnlens', *given, '--resume'])}")
+        console.say(f"Finish it with: {shell(['attnlens', *given, '--resume'])}")
 
 
 def conclude(run: Run, *, quiet: bool) -> None:

@@ -52,6 +52,7 @@ class Silent(attnlens.Analysis):
 
     @attnlens.figure("Told")
     def told(self, result: xr.Dataset, figure: object) -> str:
+        figure.subplots().plot([0, 1])
         return "Head 0.1 is the highest."
 
 

@@ -40,6 +40,16 @@ def test_claims_only_beyond_the_twins() -> None:
         assert not held(analysis, analysis.compute(store))
 
 
+def test_more_directions_than_the_twins_have_are_told_as_more() -> None:
+    analysis = Tucker()
+    result = analysis.compute(planted(noise=0.05, twins=[chance(k) for k in range(3)]))
+    for count, verdict in ((92, "more than in the twins (12 to 13)"),
+                           (12, "not far fewer than in the twins (12 to 13)")):  # fmt: skip
+        result["rank_token"], result["rank_token_twin"] = count, ("twin", [12, 13, 12])
+        told = {f.claim: f.text for f in analysis.findings(result)}["few-token-directions"]
+        assert told.endswith(f"of the tokens, {verdict}.")
+
+
 def test_spectra_are_those_of_the_unfoldings() -> None:
     store = planted(noise=0.3)
     result = Tucker(scale="none", exclude_bos=False).compute(store)

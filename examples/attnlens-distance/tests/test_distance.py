@@ -118,6 +118,13 @@ def test_heads_that_read_the_next_token_are_forward_heads():
     Distance().draw("asymmetry_grid", result)
 
 
+def test_evidence_is_of_the_heads_that_are_named():
+    result = of(make_store("previous-token"))
+    result["distance"][0, 1] = 100.0
+    (found,) = [f for f in Distance().findings(result) if f.claim == "long-range-heads"]
+    assert found.evidence == {"heads": ["0.1"], "lowest": 100.0, "highest": 100.0}
+
+
 def test_nothing_is_claimed_without_twins():
     assert not list(Distance().findings(of(make_store("previous-token", twins=0))))
 

@@ -10,6 +10,7 @@ import xarray as xr
 import attnlens
 from attnlens_plugins.equivariance import words
 from attnlens_plugins.equivariance.checks import Check, checks
+from attnlens_plugins.words import span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,7 +183,8 @@ def positionality(result: xr.Dataset, figure: Figure) -> str:
         note="Tokens shuffled, positions and mask in place",
     )
     seen = attnlens.figures.extremes(values, "{:.2f}")
-    return f"Positionality, a grid of layers by heads, 0 content to 1 positions: {seen}."
+    text = f"Positionality, a grid of layers by heads, 0 content to 1 positions: {seen}."
+    return text + _chance(result.get("positionality_twin"))
 
 
 def reactions(result: xr.Dataset, figure: Figure) -> str:
@@ -314,7 +316,15 @@ def nearest_heads(result: xr.Dataset, figure: Figure) -> str:
         cmap=attnlens.figures.SEQUENTIAL.reversed(),
     )
     seen = attnlens.figures.extremes(values, "{:.2f}")
-    return f"Distance to the nearest other head, a grid of layers by heads: {seen}."
+    text = f"Distance to the nearest other head, a grid of layers by heads: {seen}."
+    return text + _chance(result.get("nearest_distance_twin"))
+
+
+def _chance(twins: xr.DataArray | None) -> str:
+    """Say what twins have."""
+    if twins is None:
+        return ""
+    return f" Twins: {span(float(twins.min()), float(twins.max()), '{:.2f}')}."
 
 
 _NAMED = {
