@@ -19,7 +19,7 @@ from .nonnegative import hals, positive_part, positive_start
 _SCOUT_TOL = 1e-6
 _SCOUT_SWEEPS = 60
 _FINALISTS = 3
-COARSER = 100
+COARSER = 300
 """Tolerance on the whole tensor, where a sweep costs far more, over that on the core."""
 _BATCH = 1 << 24
 """Elements of the largest temporary of a batch."""

@@ -108,7 +108,7 @@ def cp(
         Bound on sweeps in all, on the core and on the whole tensor.
     tol : float
         Converged when the relative error falls by less than this per sweep on the core, and by less
-        than 100 times this on the whole tensor, where a sweep costs far more.
+        than 300 times this on the whole tensor, where a sweep costs far more.
     polish_sweeps : int, optional
         Bound on sweeps on the whole tensor; by default they go on until the fit settles or
         `max_iter` is used up. 0 leaves the fit in the compressed space.

@@ -40,7 +40,7 @@ class CPFit:
     error : float
         Norm of the residual over the norm of the tensor, by subtraction.
     converged : bool
-        Whether the fit has settled: its error on the whole tensor fell by less than 100 times `tol`
+        Whether the fit has settled: its error on the whole tensor fell by less than 300 times `tol`
         per sweep (on the compressed tensor, and by `tol`, where no other was fitted: with
         ``polish_sweeps=0``, and of slices).
     n_sweeps : int

@@ -202,12 +202,14 @@ def cluster_map(result: xr.Dataset, figure: Any) -> str:
     """Draw the groups of heads and the heads of known types on the layer x head grid."""
     types = claims.typed_heads(result)
     quality = result["group_quality"]
-    if not quality.size:
-        raise attnlens.Skip("heads are not in groups: there is one component, or too few heads")
+    if not quality.size and not types:
+        raise attnlens.Skip("there are neither groups of heads nor heads of a known type")
     count = result.attrs["n_clusters"]
-    text = f"Best partition by loadings: silhouette {float(quality.max()):.2f}"
-    if not count:
-        text += "; none of its groups is a cluster"
+    text = "Heads are not in groups: there is one component, or too few heads"
+    if quality.size:
+        text = f"Best partition by loadings: silhouette {float(quality.max()):.2f}"
+        if not count:
+            text += "; none of its groups is a cluster"
     label = result["cluster"] if count else result["group"]
     attnlens.figures.category_grid(
         figure,
