@@ -172,19 +172,29 @@ def _layers(values: xr.DataArray) -> list[str]:
     return [str(layer) for layer in values["layer"].values]
 
 
+#: Distances from rank one that differ by less than this do not differ; and where collapse begins.
+_RESIDUAL_FLOOR, _COLLAPSED = 0.02, 0.3
+
+
 def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
     residual = result["rank_one_residual"]
     last = residual.isel(layer=-1)
     seen = f"from {residual[0].item():.2f} in the first layer to {last.item():.2f} in the last"
     evidence = {"first": residual[0], "last": last, "lowest": residual.min()}
-    if "rank_one_residual_twin" not in result:
-        text = f"Rank collapse was not judged ({seen}): there are no twins."
+    twins = result.get("rank_one_residual_twin")
+    if twins is None or twins.sizes["twin"] < 2:
+        which = "there are no twins" if twins is None else "one twin does not tell what chance is"
+        text = f"Rank collapse was not judged ({seen}): {which}."
         return attnlens.Finding(claim="rank-collapse", holds=False, text=text, evidence=evidence)
-    twins = result["rank_one_residual_twin"].isel(layer=-1)
-    bounds = attnlens.nulls.twin_range(
-        list(twins), floor=0.05, over=(), alpha=attnlens.nulls.ALPHA / len(CLAIMS)
+    # Each layer has a level of its own; how far twins scatter around it, all layers tell together.
+    level = twins.mean("twin")
+    scatter = attnlens.nulls.twin_range(
+        list(twins - level),
+        floor=_RESIDUAL_FLOOR,
+        over="layer",
+        alpha=attnlens.nulls.ALPHA / len(CLAIMS),
     )
-    threshold = bounds["low"].clip(0.0, 0.3).item()
+    threshold = (level.isel(layer=-1) + scatter["low"]).clip(0.0, _COLLAPSED).item()
     low = bool(last < threshold)
     text = (
         "The tokens' vectors collapse towards multiples of one vector: their distance from rank "
@@ -198,7 +208,7 @@ def _judge_collapse(result: xr.Dataset) -> attnlens.Finding:
         holds=low,
         text=f"{text}, where the threshold is {threshold:.2f}.",
         evidence=evidence,
-        null={"last": twins.mean(), "threshold": threshold},
+        null={"last": level.isel(layer=-1), "threshold": threshold},
     )
 
 

@@ -182,6 +182,21 @@ def test_findings_state_the_threshold_of_each_layer() -> None:
     assert "the lowest is 3.0" in low.text and "threshold" in low.null
 
 
+@pytest.mark.parametrize(("last", "holds"), [(0.1, True), (0.7, False)])
+def test_rank_collapse_can_be_claimed_with_the_usual_three_twins(last: float, holds: bool) -> None:
+    twins = [[0.965, 0.910, 0.717], [0.963, 0.905, 0.703], [0.966, 0.919, 0.752]]
+    result = xr.Dataset(
+        {
+            "rank_one_residual": ("layer", [0.9, 0.5, last]),
+            "rank_one_residual_twin": (("twin", "layer"), twins),
+        },
+        coords={"layer": [0, 1, 2]},
+    )
+    found = next(f for f in Spectrum().findings(result) if f.claim == "rank-collapse")
+    assert found.holds is holds
+    assert 0.1 < found.null["threshold"] < 0.7
+
+
 def test_no_finding_rounds_its_threshold_to_what_twins_have_at_most() -> None:
     store = make_store("random", length=16, n_heads=4)
     for finding in Spectrum(of="activations").findings(compute(Spectrum(of="activations"), store)):
