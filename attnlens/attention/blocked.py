@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlens.attention.masks import Mask
 
 #: Bytes of one block of scores.
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 ROWS = 128
 
 

@@ -65,11 +65,9 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     """
     width = min(a.n, rank + OVERSAMPLING)
     columns = min(a.n, width * (n_iter + 1))
+    y = a.matmul(_normal(a, width, generator))
     # These two are the largest things in memory; everything else is a block or a part of rows.
     basis, projected = (torch.empty(a.n, columns, dtype=a.dtype, device=a.device) for _ in range(2))
-    start = torch.randn(a.n, width, generator=generator, dtype=torch.float64)
-    y = a.matmul(start.to(a.device, a.dtype))
-    del start
     for at in range(0, columns, width):
         y = _orthonormal(y[:, : columns - at], basis[:, :at])
         basis[:, at : at + width] = y
@@ -88,6 +86,14 @@ def leading(a: Operator, rank: int, n_iter: int, generator: torch.Generator) -> 
     earlier = singular_values(small[:, :before])
     s, earlier = s[:rank].double(), earlier[:rank].double()
     return Triplets(u, s, v, _error(s, earlier, n_iter, a))
+
+
+def _normal(a: Operator, width: int, generator: torch.Generator) -> Tensor:
+    """Draw normal numbers, [n, width], in float64 whatever the operator's dtype, part by part."""
+    out = torch.empty(a.n, width, dtype=a.dtype, device=a.device)
+    for part in out.split(_ROWS):  # type: ignore[no-untyped-call]
+        part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
+    return out
 
 
 def _error(s: Tensor, earlier: Tensor, n_iter: int, a: Operator) -> Tensor:
