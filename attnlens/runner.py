@@ -142,10 +142,10 @@ def run(
     """
     from attnlens.recorder import record as record_store
 
-    given = {**locals()}
     started = time.perf_counter()
-    progress = progress or Silent()
     disabled = tuple(disabled)
+    given = {**locals()}
+    progress = progress or Silent()
     prepared = Preparation(
         selected=select(plugins or default_names(disabled), options, disabled),
         spec=corpus_of(corpus, samples=samples, length=length, seed=seed),
@@ -242,8 +242,8 @@ def analyze(
     StoreError
         If the store is unfinished, damaged or of another version.
     """
-    given = {**locals()}
     disabled = tuple(disabled)
+    given = {**locals()}
     selected = select(plugins or default_names(disabled), options, disabled)
     own_statistics = {s.name: s for one in selected for s in one.analysis.statistics}
     if not isinstance(store, Store):

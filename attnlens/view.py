@@ -262,9 +262,8 @@ class View:
             raise self._refuse("the live model", "model")
         if self._model is None:
             raise NeedError(
-                f"{self._analysis} needs the live model, which a store alone does not hold: use "
-                "`attnlens run`.",
-                hint="In Python attnlens.run(...). `attnlens run` captures and analyses in one go.",
+                f"{self._analysis} needs the live model, which a store alone does not hold.",
+                hint="Use `attnlens run` (attnlens.run): it captures and analyses in one go.",
             )
         return self._model
 

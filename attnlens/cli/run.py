@@ -132,13 +132,12 @@ def conclude(run: Run, *, quiet: bool) -> None:
             for note in entry["notes"]:
                 console.say(f"{typer.style('!', fg='yellow')} {entry['name']}: {note}")
         console.tell(run.findings)
-    for name, message in run.errors.items():
-        console.complain(
-            AttnlensError(
-                f"{name}: {message}",
-                hint=f"The traceback is in {run.path / name / 'traceback.txt'}.",
-            )
-        )
+    for entry in run.record["analyses"]:
+        if entry.get("error"):
+            trace = f"The traceback is in {run.path / entry['name'] / 'traceback.txt'}."
+            hint = entry["error"].get("hint")
+            message = f"{entry['name']}: {entry['error']['message']}"
+            console.complain(AttnlensError(message, hint=f"{hint} {trace}" if hint else trace))
     typer.echo(run.report)
     if run.errors:
         raise typer.Exit(1)

@@ -109,31 +109,24 @@ def warnings_of(lined: xr.Dataset, analysis: str) -> list[Finding]:
         From :func:`attnlens.tracking.line_up`.
     analysis : {"track", "compare"}
     """
-    found = []
-    same = identical_weights(lined)
-    if same:
-        names = "; ".join(" and ".join(group) for group in same)
-        found.append(
-            Finding(
-                claim="identical-weights",
-                holds=True,
-                analysis=analysis,
-                text="These runs read identical weights, so their agreement says nothing: "
-                f"{names}.",
-                evidence={"groups": [list(g) for g in same]},
-            )
+    told = (
+        (
+            "identical-weights", identical_weights(lined), " and ",
+            "These runs read identical weights, so their agreement says nothing",
+        ),
+        (
+            "different-prompts", different_prompts(lined), ", ",
+            "These runs read different prompts, on which all but what is of the weights depends",
+        ),
+    )  # fmt: skip
+    return [
+        Finding(
+            claim=claim,
+            holds=True,
+            analysis=analysis,
+            text=f"{text}: {'; '.join(joint.join(group) for group in groups)}.",
+            evidence={"groups": [list(group) for group in groups]},
         )
-    differ = different_prompts(lined)
-    if differ:
-        names = "; ".join(", ".join(group) for group in differ)
-        found.append(
-            Finding(
-                claim="different-prompts",
-                holds=True,
-                analysis=analysis,
-                text="These runs read different prompts, on which all but the weights' own "
-                f"quantities depend: {names}.",
-                evidence={"groups": [list(g) for g in differ]},
-            )
-        )
-    return found
+        for claim, groups, joint, text in told
+        if groups
+    ]

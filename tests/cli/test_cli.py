@@ -334,3 +334,13 @@ def test_no_writable_home_is_needed(install, gpt2, tokens, tmp_path, home: str) 
         text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_failed_analysis_is_told_with_what_to_do(gpt2, tokens, tmp_path) -> None:
+    store = tmp_path / "s.attn"
+    made = attnlens("capture", gpt2, "--tokens", tokens, "-a", "weights", "--out", store)
+    assert made.exit_code == 0
+    done = attnlens("analyze", store, "-p", "equivariance", "--out", tmp_path / "r")
+    assert done.exit_code == 1
+    assert "needs the live model" in done.stderr
+    assert "Use `attnlens run`" in done.stderr

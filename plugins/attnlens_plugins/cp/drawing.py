@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 import attnlens
 from attnlens_plugins.cp import claims
 from attnlens_plugins.cp.fitting import STABLE
+from attnlens_plugins.cp.results import READ_MODES
 
 #: Names of the modes for people.
 MODES = {
@@ -21,8 +22,6 @@ MODES = {
     "key_d_model": "what is asked for",
 }
 
-#: Modes that are read from the residual stream, and so are named by the embedding.
-READ_MODES = ("d_model_in", "query_d_model", "key_d_model")
 #: What the numbers beside tokens are.
 WRITTEN = "Change of the logit per unit step along the direction"
 READ = "Product of the token's embedding with the direction"

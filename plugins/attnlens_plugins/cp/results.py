@@ -31,6 +31,9 @@ _DIRECTIONS = {
     "key_d_model": "read",
 }
 
+#: Modes that are read from the residual stream, and so are named by the embedding.
+READ_MODES = ("d_model_in", "query_d_model", "key_d_model")
+
 
 def on_grid(tensor: Compressed, values: Any, *dims: str) -> xr.DataArray:
     """Label values over the rows of a tensor by layer and head."""

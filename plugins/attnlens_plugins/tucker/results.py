@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from attnlens_plugins.cp.options import CPOptions
-from attnlens_plugins.cp.results import name_mode
+from attnlens_plugins.cp.results import READ_MODES, name_mode
 from attnlens_plugins.cp.sample import Sample
 from attnlens_plugins.tucker import telling
 from attnlens_plugins.tucker.options import TuckerOptions
@@ -22,7 +22,6 @@ _ROLES = {
     "d_model_in": "on reading ",
     "d_model_2": "with ",
 }
-_READ = ("query_d_model", "key_d_model", "d_model_in")
 _ALONG = "a direction along {} and against {}"
 _RAISES = "a direction that raises {} and lowers {}"
 
@@ -105,7 +104,7 @@ def _describe(
     data[f"words_{name}"] = ((component, "end", "place"), named["token"].values)
     data[f"logits_{name}"] = ((component, "end", "place"), named["logit"].values)
     coords["end"] = ["top", "bottom"]
-    phrase = _ALONG if name in _READ else _RAISES
+    phrase = _ALONG if name in READ_MODES else _RAISES
     return telling.describe_directions(named["token"].values, role + phrase)
 
 
